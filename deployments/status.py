@@ -1,0 +1,42 @@
+"""What an orchestrator says of itself: for health checks, and for the API's checks of requests."""
+
+from typing import Literal
+
+import msgspec
+
+from adaptivespec.policy import Shape
+
+TargetState = Literal["ready", "starting", "lost"]
+DrafterState = Literal["ready", "starting", "lost", "none"]
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals over all requests since the orchestrator started; `accepted_tokens` includes the
+    promoted ones. Never above each other: promoted <= accepted <= drafted."""
+
+    steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    promoted_tokens: int = 0
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """State of one orchestrator. Everything down to `max_shape` is fixed once the target is ready;
+    while it is starting, `context_length` and `vocab_size` are 0."""
+
+    model: str  # the id that clients use
+    context_length: int  # tokens of prompt and output together that one request may have
+    vocab_size: int  # token ids are below it
+    max_running: int  # requests decoding at once
+    kv_tokens: int  # tokens whose keys and values fit, over all running requests
+    drafter_kind: str  # "lookup", "eagle3", "lm" or "none"
+    policy: str  # "static" or "dcs"
+    kappa: float  # of requests that name none
+    max_shape: Shape  # largest tree that a request may ask for
+
+    target: TargetState
+    drafter: DrafterState
+    running: int
+    queued: int
+    kv_tokens_used: int
+    counters: Counters = Counters()
