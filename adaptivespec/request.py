@@ -51,8 +51,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per target step, bonus token counted; 0 before the first step."""
-        return self.completion_tokens / self.steps if self.steps else 0.0
+        """Tokens per verification step, its bonus token counted: 1 + accepted / steps (vLLM's
+        definition); 0 before the first step. The first token comes from the prefill."""
+        return 1.0 + self.accepted_tokens / self.steps if self.steps else 0.0
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,421 @@
+"""The speculative step, over a target and a drafter that may be anywhere.
+
+One controller drives one target. It is pure logic over two ports: the orchestrator gives it ports to
+actors, `adaptivespec generate` gives it ports to workers in its own process. `step` reads top to
+bottom as the life of a step; it is meant to be called by one thread, again and again.
+"""
+
+import logging
+import time
+from collections import deque
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adaptivespec.drafters.base import Extension
+from adaptivespec.errors import DrafterLost, Overloaded, RequestError, TargetLost
+from adaptivespec.margin import Walk, promote, walk
+from adaptivespec.messages import (
+    AcceptedPath,
+    Chunk,
+    Confidence,
+    Draft,
+    DraftCommit,
+    Drafted,
+    DraftMessage,
+    DraftOpen,
+    DraftReply,
+    Ping,
+    Pong,
+    TargetCommit,
+    TargetMessage,
+    TargetOpen,
+    TargetReply,
+    UseLink,
+    Verified,
+    Verify,
+)
+from adaptivespec.output import OutputStream
+from adaptivespec.policy import NO_DRAFT, Policy, Shape
+from adaptivespec.request import GenerationRequest, Origin
+from adaptivespec.sequence import Sequence, Sink
+from adaptivespec.signals import Signals
+from adaptivespec.tokenizer import Tokenizer
+from adaptivespec.worker import Port
+
+log = logging.getLogger(__name__)
+
+TargetPort = Port[TargetMessage, TargetReply]
+DraftPort = Port[DraftMessage, DraftReply]
+
+
+class Limits(NamedTuple):
+    """What the target can hold. Counts of tokens and requests."""
+
+    context: int  # longest sequence, prompt and output
+    kv_tokens: int
+    prefill_chunk: int  # prompt tokens per step, over all requests
+    max_running: int
+    max_queued: int
+    max_nodes: int  # per tree, root included
+    max_state_rows: int  # per step, over all requests
+
+    @property
+    def longest(self) -> int:
+        """The largest prompt + max_tokens that can ever be served."""
+        return min(self.context, self.kv_tokens - self.max_nodes)
+
+
+class StepTimes(NamedTuple):
+    """Seconds of one step: all of it, and what the models took of it."""
+
+    total: float
+    draft: float
+    verify: float
+
+    @property
+    def overhead(self) -> float:
+        """Policy, messages, link and bookkeeping."""
+        return self.total - self.draft - self.verify
+
+
+class _Trees(NamedTuple):
+    """A verified batch on the CPU, [B, N] each; see `Verified`."""
+
+    tokens: Tensor
+    parents: Tensor
+    target: Tensor
+    gap: Tensor
+
+
+class Controller:
+    """Continuous batching of prefill, drafting and verification over all running requests."""
+
+    def __init__(
+        self,
+        target: TargetPort,
+        limits: Limits,
+        tokenizer: Tokenizer,
+        policy: Policy,
+        max_promotions: int | None = None,
+    ) -> None:
+        self.limits = limits
+        self.times: deque[StepTimes] = deque(maxlen=1024)
+        self.drafter_error: str | None = None
+        self._target = target
+        self._drafter: DraftPort | None = None
+        self._needs_states = False
+        self._tokenizer = tokenizer
+        self._policy = policy
+        self._max_promotions = max_promotions
+        self._ids = count()
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[int, Sequence] = {}
+        self._opened: list[Sequence] = []
+        self._closed: list[Sequence] = []
+        self._model_s = (0.0, 0.0)
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> int:
+        """Queue a request; its deltas go to `sink` from within `step`. Returns its id. Raises
+        Overloaded when the queue is full, RequestError when it can never fit."""
+        prompt, wanted = len(request.prompt), len(request.prompt) + request.max_tokens
+        if not prompt:
+            raise RequestError("the prompt is empty", "prompt")
+        if wanted > self.limits.longest:
+            raise RequestError(
+                f"{prompt} prompt tokens and max_tokens {request.max_tokens} make {wanted}; "
+                f"at most {self.limits.longest} fit",
+                "max_tokens",
+            )
+        if len(self._running) + len(self._waiting) >= (
+            self.limits.max_running + self.limits.max_queued
+        ):
+            raise Overloaded(
+                f"{len(self._running)} requests are running and {len(self._waiting)} waiting; "
+                f"max_running {self.limits.max_running}, max_queued {self.limits.max_queued}"
+            )
+        output = OutputStream(
+            self._tokenizer,
+            stop=request.stop,
+            eos=self._tokenizer.eos_ids,
+            max_tokens=request.max_tokens,
+        )
+        sequence = Sequence(
+            next(self._ids),
+            request,
+            output,
+            self._policy.signals(),
+            wanted + self.limits.max_nodes,
+            sink,
+        )
+        self._waiting.append(sequence)
+        return sequence.id
+
+    def cancel(self, id: int) -> None:
+        """Forget a request wherever it stands; unknown ids are ignored."""
+        self._waiting = deque(s for s in self._waiting if s.id != id)
+        if id in self._running:
+            self._finish(self._running[id])
+
+    def fail_all(self, error: Exception) -> None:
+        """End every request with `error`: the target is gone."""
+        for sequence in [*self._running.values(), *self._waiting]:
+            sequence.sink(error)
+        self._running.clear()
+        self._waiting.clear()
+
+    @property
+    def running(self) -> int:
+        """Requests being prefilled or decoded."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests not admitted yet."""
+        return len(self._waiting)
+
+    @property
+    def kv_used(self) -> int:
+        """Cache tokens reserved by running requests."""
+        return sum(s.capacity for s in self._running.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._running or self._waiting or self._closed)
+
+    # -- the drafter ------------------------------------------------------------------------------
+
+    def attach(self, drafter: DraftPort, generation: int, needs_states: bool) -> None:
+        """Use a drafter over the link of this generation. Running requests are fed to it from
+        their first token on; they speculate again once it has caught up."""
+        self.detach("replaced")
+        self._target.post(UseLink(generation))
+        try:
+            drafter.post(UseLink(generation))
+        except DrafterLost as error:
+            self._lose_drafter(error)
+            return
+        self._drafter, self._needs_states, self.drafter_error = drafter, needs_states, None
+
+    def detach(self, reason: str) -> None:
+        """Go on without the drafter."""
+        if self._drafter is not None:
+            self._drafter.close()
+        self._drafter, self.drafter_error = None, reason
+        for sequence in self._running.values():
+            sequence.fed = 0
+
+    def _lose_drafter(self, error: DrafterLost) -> None:
+        log.warning("drafter lost, decoding goes on without it: %s", error)
+        self.detach(str(error))
+
+    def ping(self) -> tuple[Pong, Pong | None]:
+        """Ask both sides what they hold. Raises TargetLost; a lost drafter is detached."""
+        self._target.post(Ping())
+        target = _expect(Pong, self._target.reply(), TargetLost)
+        drafter = None
+        if self._drafter is not None:
+            try:
+                self._drafter.post(Ping())
+                drafter = _expect(Pong, self._drafter.reply(), DrafterLost)
+            except DrafterLost as error:
+                self._lose_drafter(error)
+        return target, drafter
+
+    # -- the step ---------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One pass of everything: admit, settle, draft, verify, accept. Raises TargetLost."""
+        started = time.perf_counter()
+        self._model_s = (0.0, 0.0)
+        self._admit()
+        self._settle()
+        chunks = self._next_chunks()
+        drafting, shapes, plain = self._plan()
+        verified = self._draft_and_verify(chunks, drafting, shapes, plain)
+        if verified is None:
+            return
+        batch = drafting + plain
+        if batch:
+            self._accept(batch, _unpack(verified, len(batch)))
+        self._start(chunks, verified.first_tokens)
+        self.times.append(StepTimes(time.perf_counter() - started, *self._model_s))
+
+    def _admit(self) -> None:
+        """Start waiting requests, in order, while slots and cache tokens last."""
+        used = self.kv_used
+        while (
+            self._waiting
+            and len(self._running) < self.limits.max_running
+            and used + self._waiting[0].capacity <= self.limits.kv_tokens
+        ):
+            sequence = self._waiting.popleft()
+            used += sequence.capacity
+            self._running[sequence.id] = sequence
+            self._opened.append(sequence)
+
+    def _settle(self) -> None:
+        """Tell the target what was accepted, and both sides who came and went; feed the drafter
+        what it lacks: new tokens, prompt chunks, or everything after its return."""
+        feeds = self._feeds()
+        commit = TargetCommit(
+            closed=[s.id for s in self._closed],
+            opened=[TargetOpen(s.id, s.capacity, s.request.sampling) for s in self._opened],
+            paths=[AcceptedPath(s.id, s.unsettled) for s in self._running.values() if s.unsettled],
+            states=[rows for _, rows in feeds] if self._needs_states else [],
+        )
+        if commit.closed or commit.opened or commit.paths or commit.states:
+            self._target.post(commit)
+        if self._drafter is not None:
+            try:
+                self._extend_drafter(self._drafter, feeds)
+            except DrafterLost as error:
+                self._lose_drafter(error)
+        for sequence in self._running.values():
+            sequence.unsettled = []
+        self._opened.clear()
+        self._closed.clear()
+
+    def _feeds(self) -> list[tuple[Sequence, "StateRows"]]:
+        if self._drafter is None:
+            return []
+        feeds, budget = [], self.limits.max_state_rows
+        # Running answers first: their few rows keep speculation going while a prompt streams in.
+        for sequence in sorted(self._running.values(), key=lambda s: not s.decoding):
+            if sequence.drafts and sequence.cached and budget > 0:
+                sequence.fed = max(sequence.fed, 1)
+                rows = sequence.unfed(budget)
+                if rows.stop > rows.start:
+                    feeds.append((sequence, rows))
+                    budget -= rows.stop - rows.start
+        return feeds
+
+    def _extend_drafter(
+        self, drafter: DraftPort, feeds: list[tuple[Sequence, "StateRows"]]
+    ) -> None:
+        closed = [s.id for s in self._closed if s.drafts]
+        if not feeds and not closed:
+            return
+        extensions = [Extension(s.id, s.tokens[r.start + 1 : r.stop + 1]) for s, r in feeds]
+        opened = [DraftOpen(s.id, s.tokens[0], s.capacity) for s, r in feeds if r.start == 0]
+        drafter.post(DraftCommit(closed, opened, extensions))
+        confidence = _expect(Confidence, drafter.reply(), DrafterLost)
+        for (sequence, rows), value in zip(feeds, confidence.values, strict=True):
+            sequence.fed = rows.stop + 1
+            sequence.signals.confidence = value
+        self._spend(draft=confidence.seconds)
+
+    def _next_chunks(self) -> list[Chunk]:
+        """The next prompt tokens of prefilling requests, first come first served."""
+        chunks, budget = [], self.limits.prefill_chunk
+        for sequence in self._running.values():
+            if not sequence.decoding and budget > 0:
+                prompt = sequence.request.prompt
+                tokens = prompt[sequence.cached : sequence.cached + budget]
+                budget -= len(tokens)
+                final = sequence.cached + len(tokens) == len(prompt)
+                chunks.append(Chunk(sequence.id, tokens, final))
+        return chunks
+
+    def _plan(self) -> tuple[list[Sequence], list[Shape], list[Sequence]]:
+        """Which requests draft, in what shapes, and which decode plainly in this step."""
+        decoding = [s for s in self._running.values() if s.decoding]
+        ready = [s for s in decoding if s.fed == len(s.tokens) and s.signals.confidence > 0]
+        by_policy = iter(
+            self._policy.shapes([s.signals for s in ready if s.request.mode == "adaptive"])
+        )
+        drafting, shapes = [], []
+        for sequence in ready:
+            adaptive = sequence.request.mode == "adaptive"
+            wanted = next(by_policy) if adaptive else sequence.request.shape or self._policy.start
+            shape = sequence.fit(wanted)
+            if shape != NO_DRAFT:
+                drafting.append(sequence)
+                shapes.append(shape)
+        drafted = {s.id for s in drafting}
+        return drafting, shapes, [s for s in decoding if s.id not in drafted]
+
+    def _draft_and_verify(
+        self,
+        chunks: list[Chunk],
+        drafting: list[Sequence],
+        shapes: list[Shape],
+        plain: list[Sequence],
+    ) -> Verified | None:
+        """One forward pass of the target; None when there is nothing to compute. The target waits
+        for the trees itself, so a drafter that dies here costs its trees and nothing else."""
+        batch = drafting + plain
+        if not batch and not chunks:
+            return None
+        drafter = self._drafter
+        if drafting and drafter is not None:
+            try:
+                drafter.post(Draft([s.id for s in drafting], shapes))
+            except DrafterLost as error:
+                self._lose_drafter(error)
+        self._target.post(
+            Verify(
+                requests=[s.id for s in batch],
+                roots=[s.tokens[-1] for s in batch],
+                drafted=len(drafting) if self._drafter else 0,
+                nodes=max((s.nodes for s in shapes), default=1),
+                chunks=chunks,
+            )
+        )
+        verified = _expect(Verified, self._target.reply(), TargetLost)
+        self._spend(verify=verified.forward_s)
+        if drafting and self._drafter is not None:
+            try:
+                if verified.link_down:
+                    raise DrafterLost(verified.link_down)
+                drafted = _expect(Drafted, self._drafter.reply(), DrafterLost)
+                self._spend(draft=drafted.seconds)
+            except DrafterLost as error:
+                self._lose_drafter(error)
+        return verified
+
+    def _accept(self, batch: list[Sequence], trees: "_Trees") -> None:
+        """Apply the margin rule, walk the trees, and hand every request its new tokens."""
+        kappa = torch.tensor([s.kappa for s in batch])
+        predict, promoted = promote(
+            trees.tokens, trees.parents, trees.target, trees.gap, kappa, self._max_promotions
+        )
+        result = walk(trees.tokens, trees.parents, predict)
+        sizes = (trees.tokens >= 0).sum(1).tolist()
+        for row, sequence in enumerate(batch):
+            path = result.path[row, : int(result.accepted[row]) + 1]
+            origins = [
+                Origin.PROMOTED if jumped else Origin.DRAFTED
+                for jumped in promoted[row, path[:-1]].tolist()
+            ]
+            run = [*trees.tokens[row, path[1:]].tolist(), int(result.bonus[row])]
+            sequence.steps += 1
+            sequence.drafted += sizes[row] - 1
+            sequence.cached += len(path)
+            sequence.unsettled = path.tolist()
+            if sizes[row] > 1:
+                sequence.signals.update(depth, len(path) - 1)
+            if sequence.emit(run, [*origins, Origin.TARGET]):
+                self._finish(sequence)
+
+    def _start(self, chunks: list[Chunk], first_tokens: list[int]) -> None:
+        """Account for prefilled chunks, and emit the first token of finished prompts."""
+        firsts = iter(first_tokens)
+        for chunk in chunks:
+            sequence = self._running[chunk.request]
+            sequence.cached += len(chunk.tokens)
+            if chunk.final and sequence.emit([next(firsts)], [Origin.TARGET]):
+                self._finish(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        del self._running[sequence.id]
+        self._closed.append(sequence)
+
+    def _spend(self, draft: float = 0.0, verify: float = 0.0) -> None:
+        self._model_s = (self._model_s[0] + draft, self._model_s[1] + verify)
