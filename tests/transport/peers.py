@@ -1,0 +1,37 @@
+"""Other ends that run in processes of their own, and the means to stop or kill them."""
+
+import multiprocessing as mp
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+_spawn = mp.get_context("spawn")
+
+
+@contextmanager
+def peer_process(run: Callable[..., None], *args: Any) -> Iterator[BaseProcess]:
+    """Run `run(*args)` in a new interpreter; whatever is left of it at the end is killed."""
+    process = _spawn.Process(target=run, args=args, daemon=True)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()  # works on a stopped process, too
+        process.join()
+        process.close()
+
+
+def freeze(process: BaseProcess) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
