@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from adaptivespec.errors import ConfigError
-from adaptivespec.policy import NO_DRAFT, Shape
+from adaptivespec.shape import NO_DRAFT, Shape
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
