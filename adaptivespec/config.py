@@ -45,7 +45,7 @@ class TargetSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The target engine and its cache."""
 
     compute: Compute = Compute(num_cpus=1.0, threads=2)
-    kv_tokens: Positive = 16384  # tokens whose keys and values fit, over all running requests
+    kv_tokens: Positive = 65536  # cached tokens over all running requests; pages are touched on use
     prefill_chunk: Positive = 256  # prompt tokens per step, over all prefilling requests
     max_running: Positive = 8  # requests decoding at once
     max_queued: NonNegative = 64  # requests waiting; one more is refused with 429
@@ -116,6 +116,17 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     link_timeout_s: Seconds = 1.0  # silence of the drafter before steps go on without it
     target_timeout_s: Seconds = 30.0  # silence of the target before it counts as lost
     startup_timeout_s: Seconds = 300.0  # loading a model, once per actor start
+    orchestrator_cpus: Annotated[float, Meta(ge=0)] = 0.5  # reserved in Ray
+
+    @property
+    def drafter_kind(self) -> str:
+        """The drafter's `kind`, or "none"."""
+        return str(type(self.drafter).__struct_config__.tag) if self.drafter else "none"
+
+    @property
+    def policy_kind(self) -> str:
+        """The policy's `kind`."""
+        return str(type(self.policy).__struct_config__.tag)
 
 
 def check_shape(shape: Shape, key: str, largest: Shape | None = None) -> Shape:

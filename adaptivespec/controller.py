@@ -6,18 +6,19 @@ bottom as the life of a step; it is meant to be called by one thread, again and 
 """
 
 import logging
+import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, Self, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from adaptivespec.drafters.base import Extension
 from adaptivespec.errors import DrafterLost, Overloaded, RequestError, TargetLost
-from adaptivespec.margin import Walk, promote, walk
+from adaptivespec.margin import promote, promotions, walk
 from adaptivespec.messages import (
     AcceptedPath,
     Chunk,
@@ -28,8 +29,10 @@ from adaptivespec.messages import (
     DraftMessage,
     DraftOpen,
     DraftReply,
+    Failed,
     Ping,
     Pong,
+    StateRows,
     TargetCommit,
     TargetMessage,
     TargetOpen,
@@ -38,12 +41,13 @@ from adaptivespec.messages import (
     Verified,
     Verify,
 )
+from adaptivespec.models.tokenizer import Tokenizer
 from adaptivespec.output import OutputStream
-from adaptivespec.policy import NO_DRAFT, Policy, Shape
-from adaptivespec.request import GenerationRequest, Origin
+from adaptivespec.policy import Policy
+from adaptivespec.request import NOTHING_USED, GenerationRequest, Origin, Usage
 from adaptivespec.sequence import Sequence, Sink
-from adaptivespec.signals import Signals
-from adaptivespec.tokenizer import Tokenizer
+from adaptivespec.shape import NO_DRAFT, Shape
+from adaptivespec.tree import depths
 from adaptivespec.worker import Port
 
 log = logging.getLogger(__name__)
@@ -90,6 +94,30 @@ class _Trees(NamedTuple):
     target: Tensor
     gap: Tensor
 
+    @classmethod
+    def of(cls, verified: Verified) -> Self:
+        """The arrays of the message, not copied."""
+
+        def view(data: bytearray, dtype: torch.dtype) -> Tensor:
+            return torch.frombuffer(data, dtype=dtype).view(-1, verified.nodes)
+
+        return cls(
+            view(verified.tokens, torch.int32),
+            view(verified.parents, torch.int32),
+            view(verified.target, torch.int32),
+            view(verified.gap, torch.float32),
+        )
+
+
+Answer = TypeVar("Answer")
+
+
+def _expect(kind: type[Answer], answer: object, lost: type[Exception]) -> Answer:
+    """The answer, if it is of the kind that is due; a `Failed` and any other raise `lost`."""
+    if isinstance(answer, kind):
+        return answer
+    raise lost(answer.reason if isinstance(answer, Failed) else f"{answer!r} is out of turn")
+
 
 class Controller:
     """Continuous batching of prefill, drafting and verification over all running requests."""
@@ -101,10 +129,10 @@ class Controller:
         tokenizer: Tokenizer,
         policy: Policy,
         max_promotions: int | None = None,
+        on_drafter_lost: Callable[[str], None] = log.warning,
     ) -> None:
         self.limits = limits
         self.times: deque[StepTimes] = deque(maxlen=1024)
-        self.drafter_error: str | None = None
         self._target = target
         self._drafter: DraftPort | None = None
         self._needs_states = False
@@ -117,6 +145,8 @@ class Controller:
         self._opened: list[Sequence] = []
         self._closed: list[Sequence] = []
         self._model_s = (0.0, 0.0)
+        self._past = NOTHING_USED
+        self._on_drafter_lost = on_drafter_lost
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -185,6 +215,15 @@ class Controller:
         return sum(s.capacity for s in self._running.values())
 
     @property
+    def totals(self) -> Usage:
+        """Counts over all requests, ended ones and running ones."""
+        return sum((s.usage() for s in self._running.values()), self._past)
+
+    def overhead_s(self) -> float | None:
+        """Median over recent steps of what is neither drafting nor verifying; None before any."""
+        return statistics.median(t.overhead for t in self.times) if self.times else None
+
+    @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._running or self._waiting or self._closed)
@@ -194,26 +233,26 @@ class Controller:
     def attach(self, drafter: DraftPort, generation: int, needs_states: bool) -> None:
         """Use a drafter over the link of this generation. Running requests are fed to it from
         their first token on; they speculate again once it has caught up."""
-        self.detach("replaced")
+        self.detach()
         self._target.post(UseLink(generation))
         try:
             drafter.post(UseLink(generation))
         except DrafterLost as error:
             self._lose_drafter(error)
             return
-        self._drafter, self._needs_states, self.drafter_error = drafter, needs_states, None
+        self._drafter, self._needs_states = drafter, needs_states
 
-    def detach(self, reason: str) -> None:
+    def detach(self) -> None:
         """Go on without the drafter."""
         if self._drafter is not None:
             self._drafter.close()
-        self._drafter, self.drafter_error = None, reason
+        self._drafter = None
         for sequence in self._running.values():
             sequence.fed = 0
 
     def _lose_drafter(self, error: DrafterLost) -> None:
-        log.warning("drafter lost, decoding goes on without it: %s", error)
-        self.detach(str(error))
+        self.detach()
+        self._on_drafter_lost(str(error))
 
     def ping(self) -> tuple[Pong, Pong | None]:
         """Ask both sides what they hold. Raises TargetLost; a lost drafter is detached."""
@@ -243,7 +282,7 @@ class Controller:
             return
         batch = drafting + plain
         if batch:
-            self._accept(batch, _unpack(verified, len(batch)))
+            self._accept(batch, _Trees.of(verified))
         self._start(chunks, verified.first_tokens)
         self.times.append(StepTimes(time.perf_counter() - started, *self._model_s))
 
@@ -282,7 +321,7 @@ class Controller:
         self._opened.clear()
         self._closed.clear()
 
-    def _feeds(self) -> list[tuple[Sequence, "StateRows"]]:
+    def _feeds(self) -> list[tuple[Sequence, StateRows]]:
         if self._drafter is None:
             return []
         feeds, budget = [], self.limits.max_state_rows
@@ -296,9 +335,7 @@ class Controller:
                     budget -= rows.stop - rows.start
         return feeds
 
-    def _extend_drafter(
-        self, drafter: DraftPort, feeds: list[tuple[Sequence, "StateRows"]]
-    ) -> None:
+    def _extend_drafter(self, drafter: DraftPort, feeds: list[tuple[Sequence, StateRows]]) -> None:
         closed = [s.id for s in self._closed if s.drafts]
         if not feeds and not closed:
             return
@@ -380,28 +417,39 @@ class Controller:
                 self._lose_drafter(error)
         return verified
 
-    def _accept(self, batch: list[Sequence], trees: "_Trees") -> None:
+    def _accept(self, batch: list[Sequence], trees: _Trees) -> None:
         """Apply the margin rule, walk the trees, and hand every request its new tokens."""
         kappa = torch.tensor([s.kappa for s in batch])
         predict, promoted = promote(
             trees.tokens, trees.parents, trees.target, trees.gap, kappa, self._max_promotions
         )
         result = walk(trees.tokens, trees.parents, predict)
-        sizes = (trees.tokens >= 0).sum(1).tolist()
-        for row, sequence in enumerate(batch):
-            path = result.path[row, : int(result.accepted[row]) + 1]
-            origins = [
-                Origin.PROMOTED if jumped else Origin.DRAFTED
-                for jumped in promoted[row, path[:-1]].tolist()
-            ]
-            run = [*trees.tokens[row, path[1:]].tolist(), int(result.bonus[row])]
+        jumps = promotions(result.path, promoted, trees.gap)
+        drafted = (trees.tokens >= 0).sum(-1) - 1
+        depth = torch.where(trees.tokens >= 0, depths(trees.parents), 0).amax(-1)
+        tokens = trees.tokens.gather(-1, result.path.clamp_min(0))
+        # From here on plain lists: indexing tensors one by one costs more than the method itself.
+        rows = zip(
+            batch,
+            result.path.tolist(),
+            tokens.tolist(),
+            jumps.nodes.tolist(),
+            result.accepted.tolist(),
+            result.bonus.tolist(),
+            drafted.tolist(),
+            depth.tolist(),
+            strict=True,
+        )
+        for sequence, path, run, jumped, accepted, bonus, nodes, levels in rows:
             sequence.steps += 1
-            sequence.drafted += sizes[row] - 1
-            sequence.cached += len(path)
-            sequence.unsettled = path.tolist()
-            if sizes[row] > 1:
-                sequence.signals.update(depth, len(path) - 1)
-            if sequence.emit(run, [*origins, Origin.TARGET]):
+            sequence.drafted += nodes
+            sequence.cached += accepted + 1
+            sequence.unsettled = path[: accepted + 1]
+            sequence.signals.update(levels, accepted)
+            origins = [
+                Origin.PROMOTED if jump else Origin.DRAFTED for jump in jumped[1 : accepted + 1]
+            ]
+            if sequence.emit([*run[1 : accepted + 1], bonus], [*origins, Origin.TARGET]):
                 self._finish(sequence)
 
     def _start(self, chunks: list[Chunk], first_tokens: list[int]) -> None:
@@ -416,6 +464,7 @@ class Controller:
     def _finish(self, sequence: Sequence) -> None:
         del self._running[sequence.id]
         self._closed.append(sequence)
+        self._past += sequence.usage()
 
     def _spend(self, draft: float = 0.0, verify: float = 0.0) -> None:
         self._model_s = (self._model_s[0] + draft, self._model_s[1] + verify)

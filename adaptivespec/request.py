@@ -49,11 +49,26 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: int
     promoted_tokens: int
 
+    def __add__(self, other: "Usage") -> "Usage":
+        mine, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
+        names = self.__struct_fields__
+        return Usage(**{n: a + b for n, a, b in zip(names, mine, theirs, strict=True)})
+
     @property
     def mean_acceptance_length(self) -> float:
         """Tokens per verification step, its bonus token counted: 1 + accepted / steps (vLLM's
         definition); 0 before the first step. The first token comes from the prefill."""
         return 1.0 + self.accepted_tokens / self.steps if self.steps else 0.0
+
+
+NOTHING_USED = Usage(
+    prompt_tokens=0,
+    completion_tokens=0,
+    steps=0,
+    drafted_tokens=0,
+    accepted_tokens=0,
+    promoted_tokens=0,
+)
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):

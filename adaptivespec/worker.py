@@ -36,8 +36,8 @@ from adaptivespec.messages import (
 from adaptivespec.tracing import record_span
 from adaptivespec.tree import DraftTrees, pad, roots
 
-Message = TypeVar("Message")
-Reply = TypeVar("Reply")
+Message = TypeVar("Message", contravariant=True)
+Reply = TypeVar("Reply", covariant=True)
 
 
 class Port(Protocol[Message, Reply]):
@@ -243,5 +243,3 @@ class DraftWorker(_Linked):
 
 def _bytes(tensor: Tensor) -> bytearray:
     return bytearray(tensor.cpu().numpy().tobytes())
-
-

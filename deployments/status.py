@@ -20,7 +20,20 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     promoted_tokens: int = 0
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What is going on, and what both sides say that they hold: all zero when nothing runs."""
+
+    running: int = 0
+    queued: int = 0
+    kv_tokens_used: int = 0  # reserved by running requests
+    target_requests: int = 0
+    target_kv_tokens: int = 0
+    drafter_requests: int = 0
+    counters: Counters = Counters()
+    step_overhead_ms: float | None = None  # median of recent steps: all but the models' own time
+
+
+class Status(Load, frozen=True, kw_only=True):
     """State of one orchestrator. Everything down to `max_shape` is fixed once the target is ready;
     while it is starting, `context_length` and `vocab_size` are 0."""
 
@@ -36,7 +49,3 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     target: TargetState
     drafter: DrafterState
-    running: int
-    queued: int
-    kv_tokens_used: int
-    counters: Counters = Counters()

@@ -139,6 +139,6 @@ class StepLoop:
         controller, self._controller = self._controller, None
         if controller is not None:
             log.error("target lost: %s", error)
-            controller.detach("the target is gone")
+            controller.detach()
             controller.fail_all(error)
             self._on_target_lost(error)

@@ -1,0 +1,148 @@
+"""One cell: a target actor, a draft actor and the link between them, started and restarted."""
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorClass, ActorHandle
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from adaptivespec.config import Compute, Settings
+from adaptivespec.controller import DraftPort, TargetPort
+from adaptivespec.errors import AdaptiveSpecError, DrafterLost, TargetLost
+from deployments.actors import DraftActor, TargetActor, TargetInfo
+from transport.frames import FROM_DRAFT, FROM_TARGET
+from transport.port import open_port
+
+log = logging.getLogger(__name__)
+
+ORCHESTRATOR_BUNDLE, TARGET_BUNDLE, DRAFT_BUNDLE = range(3)
+
+_CALL_S = 5.0  # a set-up call that loads nothing
+
+
+@dataclass(frozen=True)
+class Linked:
+    """A connected drafter: its port, and the link's generation."""
+
+    port: DraftPort
+    generation: int
+    needs_states: bool
+
+
+class Cell:
+    """Starts the actors in their bundles of this replica's placement group, which Serve created
+    with the replica and removes with it. An actor that is found dead is started again."""
+
+    def __init__(self, settings: Settings, env: dict[str, str]) -> None:
+        self._settings = settings
+        self._env = env
+        self._target: ActorHandle | None = None
+        self._draft: ActorHandle | None = None
+        self._generation = 0
+
+    async def start_target(self) -> tuple[TargetPort, TargetInfo]:
+        """Start the target anew and connect to it. Raises ConfigError for what a restart cannot
+        cure, TargetLost otherwise."""
+        _kill(self._target)
+        settings = self._settings
+        self._target = self._spawn(TargetActor, TARGET_BUNDLE, settings.target.compute)
+        info = await _call(self._target.load, settings.startup_timeout_s, TargetLost)
+        log.info("target ready: %s", info)
+        port: TargetPort = await asyncio.to_thread(
+            open_port, info.address, FROM_TARGET, settings.target_timeout_s, TargetLost
+        )
+        return port, info
+
+    async def link_drafter(self) -> Linked:
+        """Connect a drafter, starting one unless the present one still answers, and join it to the
+        target by a link of a new generation. Raises ConfigError for what a restart cannot cure,
+        DrafterLost otherwise."""
+        assert self._target is not None
+        info = await self._live_drafter()
+        self._generation += 1
+        generation, target, draft = self._generation, self._target, self._draft
+        timeout_s = self._settings.link_timeout_s
+        port: DraftPort = await asyncio.to_thread(
+            open_port, info.address, FROM_DRAFT, timeout_s, DrafterLost
+        )
+        try:
+            address = await _call(target.open_link, _CALL_S, DrafterLost, generation)
+            await asyncio.gather(
+                _call(target.join_link, _CALL_S, DrafterLost, generation),
+                _call(draft.join_link, _CALL_S, DrafterLost, generation, address),
+            )
+        except AdaptiveSpecError:
+            port.close()
+            raise
+        log.info("drafter ready: %s, link generation %d", info, generation)
+        return Linked(port, generation, info.state_size > 0)
+
+    async def _live_drafter(self) -> Any:
+        if self._draft is not None:
+            try:
+                return await _call(self._draft.load, _CALL_S, DrafterLost)
+            except DrafterLost as error:
+                log.warning("restarting the drafter: %s", error)
+                _kill(self._draft)
+        drafter = self._settings.drafter
+        assert drafter is not None
+        self._draft = self._spawn(DraftActor, DRAFT_BUNDLE, drafter.compute)
+        return await _call(self._draft.load, self._settings.startup_timeout_s, DrafterLost)
+
+    def stop(self) -> None:
+        """Kill both actors."""
+        _kill(self._target)
+        _kill(self._draft)
+
+    def _spawn(self, actor: ActorClass, bundle: int, compute: Compute) -> ActorHandle:
+        # libgomp's threads spin at barriers unless told not to, and stall when anything else runs.
+        env = {"OMP_NUM_THREADS": str(compute.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        return actor.options(
+            num_cpus=compute.num_cpus,
+            num_gpus=compute.num_gpus,
+            runtime_env={"env_vars": self._env | env},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                ray.util.get_current_placement_group(), bundle
+            ),
+        ).remote(self._settings)
+
+
+def bundles(settings: Settings) -> list[dict[str, float]]:
+    """The placement group's bundles: orchestrator, target and, if there is one, drafter."""
+    actors = [settings.target.compute]
+    if settings.drafter is not None:
+        actors.append(settings.drafter.compute)
+    return [
+        {"CPU": settings.orchestrator_cpus},
+        *({"CPU": c.num_cpus} | ({"GPU": c.num_gpus} if c.num_gpus else {}) for c in actors),
+    ]
+
+
+def tracing_env() -> dict[str, str]:
+    """The OTEL_* variables of this process, for the actors that it starts."""
+    return {key: value for key, value in os.environ.items() if key.startswith("OTEL_")}
+
+
+def _kill(actor: ActorHandle | None) -> None:
+    if actor is not None:
+        ray.kill(actor)
+
+
+async def _call(method: Any, timeout_s: float, lost: type[Exception], *args: Any) -> Any:
+    """Await a call of an actor. Its own errors are raised as they are; its death, and silence for
+    `timeout_s`, raise `lost`."""
+    try:
+        return await asyncio.wait_for(method.remote(*args), timeout_s)
+    except TimeoutError as error:
+        raise lost(f"no answer within {timeout_s} s") from error
+    except RayTaskError as error:
+        if isinstance(error.cause, AdaptiveSpecError):
+            raise error.cause from error
+        raise lost(str(error)) from error
+    except RayError as error:
+        raise lost(str(error)) from error

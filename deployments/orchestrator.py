@@ -1,0 +1,157 @@
+"""The orchestrator deployment: one cell, its step loop, and the care for both."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from adaptivespec.config import Settings
+from adaptivespec.controller import Controller
+from adaptivespec.errors import AdaptiveSpecError, TargetLost
+from adaptivespec.models.tokenizer import load_tokenizer
+from adaptivespec.policy import make_policy
+from adaptivespec.request import Delta, GenerationRequest
+from deployments.actors import TargetInfo
+from deployments.cell import Cell
+from deployments.status import Counters, DrafterState, Load, Status, TargetState
+from deployments.step_loop import StepLoop
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 0.5  # between attempts to bring a lost actor back
+_ANSWER_S = 5.0  # a target that answers no ping for so long is not healthy
+
+
+class Orchestrator:
+    """Serves one cell. A task of its own keeps the cell whole: a lost target ends its requests and
+    is started again; a lost drafter is replaced while decoding goes on."""
+
+    async def __init__(self, settings: Settings, env: dict[str, str]) -> None:  # type: ignore[misc]
+        """Start everything once. Raises ConfigError where that can never succeed."""
+        self._settings = settings
+        self._tokenizer = load_tokenizer(settings.model.path)
+        self._policy = make_policy(settings.policy)
+        self._cell = Cell(settings, env)
+        self._events = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._loop = StepLoop(self._on_target_lost)
+        self._info: TargetInfo | None = None
+        self._target: TargetState = "starting"
+        self._drafter: DrafterState = "starting" if settings.drafter else "none"
+        await self._start_target()
+        if settings.drafter:
+            await self._attach_drafter()
+        self._keeper = asyncio.create_task(self._keep_whole())
+
+    # -- for the ingress --------------------------------------------------------------------------
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        """Yield what each step adds to the request. Closing early frees its slot and cache.
+        Raises RequestError, Overloaded, TargetLost."""
+        async for delta in self._loop.generate(request):
+            yield delta
+
+    async def status(self) -> Status:
+        """State, load and limits. Asks the target, so that "ready" means it answered just now."""
+        settings, info = self._settings, self._info
+        target, load = self._target, Load()
+        if target == "ready":
+            try:
+                load = await asyncio.wait_for(self._loop.ask(_load), _ANSWER_S)
+            except (TargetLost, TimeoutError) as error:
+                log.warning("the target does not answer: %s", error)
+                target = "lost"
+        return Status(
+            model=settings.model.name,
+            context_length=info.limits.longest if info else 0,
+            vocab_size=info.vocab_size if info else 0,
+            max_running=settings.target.max_running,
+            kv_tokens=settings.target.kv_tokens,
+            drafter_kind=settings.drafter_kind,
+            policy=settings.policy_kind,
+            kappa=settings.kappa,
+            max_shape=settings.max_shape,
+            target=target,
+            drafter=self._drafter,
+            **msgspec.structs.asdict(load),
+        )
+
+    async def check_health(self) -> None:
+        """For Serve: raises when this replica can no longer heal itself."""
+        if not self._loop.alive or self._keeper.done():
+            raise RuntimeError("the orchestrator's own tasks have ended; its log says why")
+
+    # -- keeping the cell whole -------------------------------------------------------------------
+
+    async def _start_target(self) -> None:
+        port, self._info = await self._cell.start_target()
+        controller = Controller(
+            port,
+            self._info.limits,
+            self._tokenizer,
+            self._policy,
+            self._settings.max_promotions,
+            self._on_drafter_lost,
+        )
+        await self._loop.adopt(controller)
+        self._target = "ready"
+
+    async def _attach_drafter(self) -> None:
+        linked = await self._cell.link_drafter()
+        self._drafter = "ready"
+        await self._loop.ask(
+            lambda controller: controller.attach(
+                linked.port, linked.generation, linked.needs_states
+            )
+        )
+
+    async def _keep_whole(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._target == "lost" or self._drafter == "lost":
+                try:
+                    if self._target == "lost":
+                        await self._start_target()
+                    if self._drafter == "lost":
+                        await self._attach_drafter()
+                except AdaptiveSpecError as error:
+                    log.error("trying again in %s s: %s", _RETRY_S, error)
+                    await asyncio.sleep(_RETRY_S)
+
+    def _on_target_lost(self, error: TargetLost) -> None:
+        def mark() -> None:
+            self._target = "lost"
+            self._lose_drafter()
+
+        self._events.call_soon_threadsafe(mark)
+
+    def _on_drafter_lost(self, reason: str) -> None:
+        self._events.call_soon_threadsafe(self._lose_drafter)
+
+    def _lose_drafter(self) -> None:
+        if self._settings.drafter:
+            self._drafter = "lost"
+        self._changed.set()
+
+
+def _load(controller: Controller) -> Load:
+    """What is going on, and what both sides really hold."""
+    target, drafter = controller.ping()
+    totals, overhead = controller.totals, controller.overhead_s()
+    return Load(
+        running=controller.running,
+        queued=controller.waiting,
+        kv_tokens_used=controller.kv_used,
+        target_requests=target.requests,
+        target_kv_tokens=target.cache_tokens,
+        drafter_requests=drafter.requests if drafter else 0,
+        counters=Counters(
+            steps=totals.steps,
+            drafted_tokens=totals.drafted_tokens,
+            accepted_tokens=totals.accepted_tokens,
+            promoted_tokens=totals.promoted_tokens,
+        ),
+        step_overhead_ms=overhead and overhead * 1e3,
+    )
