@@ -35,3 +35,7 @@ class DrafterLost(AdaptiveSpecError):
 
 class LinkDown(AdaptiveSpecError):
     """The tensor link's peer is gone, silent past the timeout, or of another generation."""
+
+
+class CacheFull(AdaptiveSpecError):
+    """The KV cache cannot hold another request of the asked capacity."""

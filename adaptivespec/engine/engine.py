@@ -1,0 +1,211 @@
+"""The target engine: prefill, verification, commit and release over one decoder and its cache."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adaptivespec.errors import ConfigError
+from adaptivespec.messages import Chunk
+from adaptivespec.models.attention import Segment
+from adaptivespec.models.decoder import Decoder, eagle3_layers
+from adaptivespec.sampling import SamplingParams, gaps, target_tokens, uniforms
+from adaptivespec.tree import DraftTrees, ancestor_mask, depths
+
+Projector = Callable[[Tensor], Tensor]
+
+
+class Forwarded(NamedTuple):
+    """What one pass says, on the CPU. target int32 [B, N]: the target's own token after every node,
+    -1 at padding. gap float32 [B, N]: ln p(node) - ln p(top-1 of its parent), -inf at roots and
+    padding. first_tokens: one per final chunk, in their order."""
+
+    target: Tensor
+    gap: Tensor
+    first_tokens: list[int]
+
+
+class _Row(NamedTuple):
+    """Whose token a row of logits draws, and for which position of the sequence."""
+
+    request: int
+    position: int
+
+
+class TargetEngine:
+    """Continuous batching on one device: a pass mixes prompt chunks and trees of any requests.
+
+    A request's cache holds every token before the root of its next tree; the root is the last
+    committed token, whose keys and values the pass itself computes.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv_tokens: int,
+        projector: Projector | None = None,
+        aux_layers: Sequence[int] | None = None,
+    ) -> None:
+        """Reserve a cache of `kv_tokens` positions. `projector` maps the inputs of the `aux_layers`
+        (an EAGLE-3 head's by default), [T, 3 * H], to the states [T, state_size] that the drafter
+        reads; without it no states are kept. Raises ConfigError when a layer does not exist."""
+        self._decoder = decoder
+        self._projector = projector
+        self._aux_layers: tuple[int, ...] = ()
+        layers, state_size = decoder.config.layers, 0
+        if projector is not None:
+            self._aux_layers = tuple(aux_layers or eagle3_layers(layers))
+            if not all(0 <= layer < layers for layer in self._aux_layers):
+                raise ConfigError(f"aux layers {self._aux_layers}: the target has {layers} layers")
+            width = len(self._aux_layers) * decoder.config.hidden_size
+            probe = torch.zeros((1, width), dtype=decoder.dtype, device=decoder.device)
+            state_size = projector(probe).shape[1]
+        self._cache = decoder.new_cache(kv_tokens, state_size)
+        self._sampling: dict[int, SamplingParams] = {}
+
+    @property
+    def requests(self) -> int:
+        """Open requests."""
+        return len(self._sampling)
+
+    @property
+    def used(self) -> int:
+        """Cache positions reserved by open requests."""
+        return self._cache.used
+
+    def open(self, request: int, capacity: int, sampling: SamplingParams) -> None:
+        """Reserve `capacity` cache positions: prompt, output and the tree under verification.
+        Raises CacheFull, or ValueError if `request` is open."""
+        self._cache.open(request, capacity)
+        self._sampling[request] = sampling
+
+    def close(self, request: int) -> None:
+        """Release a request; unknown ones are ignored."""
+        self._cache.close(request)
+        self._sampling.pop(request, None)
+
+    def length(self, request: int) -> int:
+        """Committed positions of a request."""
+        return self._cache.length(request)
+
+    def commit(self, request: int, path: Sequence[int]) -> None:
+        """Keep the nodes `path` of the request's last tree (root first, each the child of the one
+        before) and drop the others."""
+        self._cache.commit(request, path)
+
+    def states(self, request: int, start: int, stop: int) -> Tensor:
+        """Projected states [stop - start, state_size] of committed positions: a view, valid until
+        the next call."""
+        return self._cache.states(request, start, stop)
+
+    @torch.inference_mode()
+    def forward(
+        self, chunks: Sequence[Chunk], requests: Sequence[int], trees: DraftTrees
+    ) -> Forwarded:
+        """Run prompt chunks and the trees [B, N] of `requests` in one pass; chunks are committed at
+        once, trees wait for `commit` (the request's next pass drops a tree that never got one).
+        Raises KeyError for an unknown request, ValueError when a capacity is exceeded."""
+        for request in (*requests, *(chunk.request for chunk in chunks)):
+            if self._cache.pending(request):
+                self._cache.commit(request, ())
+        nodes = trees.tokens.cpu()
+        parents = trees.parents.cpu()
+        real = nodes >= 0
+        depth = depths(parents)
+        starts = torch.tensor([self._cache.length(r) for r in requests], dtype=torch.int64)
+        tokens = nodes[real].tolist()
+        positions = (starts[:, None] + depth)[real].tolist()
+        segments = _tree_segments(requests, real, parents)
+        verified = len(tokens)
+        drawn = [
+            _Row(segment.request, position + 1)
+            for segment in segments
+            for position in positions[segment.start : segment.stop]
+        ]
+        wanted = list(range(verified))
+        for chunk in chunks:
+            start = self._cache.length(chunk.request)
+            segments.append(Segment(chunk.request, len(tokens), len(tokens) + len(chunk.tokens)))
+            tokens.extend(chunk.tokens)
+            positions.extend(range(start, start + len(chunk.tokens)))
+            if chunk.final:
+                wanted.append(len(tokens) - 1)
+                drawn.append(_Row(chunk.request, positions[-1] + 1))
+
+        hidden = self._run(tokens, positions, segments)
+        for chunk in chunks:
+            self._cache.commit(chunk.request, range(len(chunk.tokens)))
+
+        target = torch.full_like(nodes, -1)
+        gap = torch.full(nodes.shape, -torch.inf)
+        if not wanted:
+            return Forwarded(target, gap, [])
+        above = _packed_parents(real, parents) + [-1] * (len(wanted) - verified)
+        chosen, ratio = self._choose(hidden, wanted, [tokens[row] for row in wanted], above, drawn)
+        target[real] = chosen[:verified].int()
+        gap[real] = ratio[:verified]
+        return Forwarded(target, gap, chosen[verified:].tolist())
+
+    def _run(self, tokens: list[int], positions: list[int], segments: Sequence[Segment]) -> Tensor:
+        """Final hidden states [T, H] of a packed batch; projected states go to the cache."""
+        device = self._decoder.device
+        hidden = self._decoder.forward(
+            torch.tensor(tokens, device=device),
+            torch.tensor(positions, device=device),
+            self._cache,
+            segments,
+            self._aux_layers,
+        )
+        if self._projector is not None and hidden.aux is not None:
+            self._cache.write_states(hidden.slots, self._projector(hidden.aux))
+        return hidden.final
+
+    def _choose(
+        self,
+        hidden: Tensor,
+        wanted: list[int],
+        tokens: list[int],
+        parents: list[int],
+        drawn: list[_Row],
+    ) -> tuple[Tensor, Tensor]:
+        """The target's tokens int64 [R] and the gaps float32 [R] of the rows `wanted` of `hidden`,
+        on the CPU; the logits stay on the device."""
+        device = hidden.device
+        rows = hidden if len(wanted) == len(hidden) else hidden[torch.tensor(wanted, device=device)]
+        logits = self._decoder.logits(rows)
+        gap, argmax = gaps(
+            logits, torch.tensor(tokens, device=device), torch.tensor(parents, device=device)
+        )
+        params = [self._sampling[row.request] for row in drawn]
+        chosen = target_tokens(logits, params, _draws(drawn, params), argmax)
+        return chosen.cpu(), gap.cpu()
+
+
+def _tree_segments(requests: Sequence[int], real: Tensor, parents: Tensor) -> list[Segment]:
+    """The packed rows of every tree's real nodes [B, N]."""
+    masks = ancestor_mask(parents) if parents.shape[1] > 1 else None
+    segments, start = [], 0
+    for i, (request, size) in enumerate(zip(requests, real.sum(-1).tolist(), strict=True)):
+        mask = masks[i, :size, :size] if masks is not None and size > 1 else None
+        segments.append(Segment(request, start, start + size, mask))
+        start += size
+    return segments
+
+
+def _packed_parents(real: Tensor, parents: Tensor) -> list[int]:
+    """The packed row of every real node's parent, -1 at roots."""
+    sizes = real.sum(-1)
+    first = sizes.cumsum(0) - sizes
+    packed: list[int] = torch.where(parents < 0, -1, parents + first[:, None])[real].tolist()
+    return packed
+
+
+def _draws(rows: Sequence[_Row], params: Sequence[SamplingParams]) -> Tensor:
+    """The uniform draw float64 [R] of every row; greedy rows need none."""
+    draws = np.zeros(len(rows))
+    for i, (row, sampling) in enumerate(zip(rows, params, strict=True)):
+        if not sampling.greedy:
+            draws[i] = uniforms(sampling.seed, row.position, 1)[0]
+    return torch.from_numpy(draws)
