@@ -1,0 +1,1 @@
+"""The OpenAI API over HTTP, for any `Backend`. Knows FastAPI; nothing of Ray."""

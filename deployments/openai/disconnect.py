@@ -1,0 +1,31 @@
+"""Work for a client that may leave."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.types import Receive
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`, and cancel it when the client disconnects; return when it has ended, cleaned up
+    after itself included. Raises what it raises. ASGI servers do not cancel a request whose client
+    has left: they say so to those who listen, also while there is nothing to send."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watching.cancel()
+        if not working.done():
+            working.cancel()
+        await asyncio.wait((working, watching))
+    if working.cancelled():
+        watching.result()
+    else:
+        working.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

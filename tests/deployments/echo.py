@@ -1,0 +1,87 @@
+"""A real Backend without a model: it says the prompt's tokens again."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from adaptivespec.policy import Shape
+from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
+from adaptivespec.tokenizer import Tokenizer
+from deployments.status import Status
+
+STATUS = Status(
+    model="echo",
+    context_length=512,
+    vocab_size=49152,
+    max_running=2,
+    kv_tokens=2048,
+    drafter_kind="none",
+    policy="static",
+    kappa=0.2,
+    max_shape=Shape(8, 16, 64),
+    target="ready",
+    drafter="none",
+)
+
+
+class Echo:
+    """Two tokens a step, one of them drafted. `requests` are those it has seen; an error in
+    `failures` is raised at the step of that number (0: before the first delta); the step in `held`
+    waits until `release` is set; `closed` is set once a generator has ended, however it did."""
+
+    def __init__(self, tokenizer: Tokenizer, status: Status = STATUS) -> None:
+        self.tokenizer = tokenizer
+        self.current = status
+        self.requests: list[GenerationRequest] = []
+        self.failures: dict[int, Exception] = {}
+        self.held: int | None = None
+        self.release = asyncio.Event()
+        self.waiting = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def status(self) -> Status:
+        if isinstance(failure := self.failures.get(-1), Exception):
+            raise failure
+        return self.current
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        self.requests.append(request)
+        self.closed.clear()
+        try:
+            tokens = (request.prompt * request.max_tokens)[: request.max_tokens]
+            steps = range(0, len(tokens), 2)
+            for step, start in enumerate(steps):
+                if step in self.failures:
+                    raise self.failures[step]
+                if step == self.held:
+                    self.waiting.set()
+                    await self.release.wait()
+                yield self._delta(request, tokens, start, last=start == steps[-1])
+        finally:
+            self.closed.set()
+
+    def _delta(
+        self, request: GenerationRequest, tokens: list[int], start: int, *, last: bool
+    ) -> Delta:
+        new = tokens[start : start + 2]
+        steps = start // 2 + 1
+        usage = Usage(
+            prompt_tokens=len(request.prompt),
+            completion_tokens=len(tokens),
+            steps=steps,
+            drafted_tokens=3 * steps,
+            accepted_tokens=len(tokens) - steps,
+            promoted_tokens=0,
+        )
+        return Delta(
+            tokens=new,
+            origins=[Origin.DRAFTED, Origin.TARGET][-len(new) :],
+            pieces=[self.tokenizer.decode([token]) for token in new],
+            finish_reason="length" if last else None,
+            usage=usage if last else None,
+        )
+
+
+def with_status(**changes: object) -> Status:
+    return msgspec.structs.replace(STATUS, **changes)
