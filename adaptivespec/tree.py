@@ -134,11 +134,9 @@ def reroot(trees: DraftTrees, committed: Tensor) -> tuple[DraftTrees, Tensor]:
         found = torch.where(child.any(-1), child.int().argmax(-1), size)
         node = torch.where(token >= 0, found, node)
         root_token = torch.where(token >= 0, token, root_token)
-    inside = node < size
-    above = torch.where(inside, node, 0)[:, None, None].expand(-1, size, 1)
-    kept = ancestor_mask(parents).gather(-1, above)[:, :, 0] & inside[:, None] & (tokens >= 0)
-    moved = torch.where(kept, kept.cumsum(-1) - 1, -1)
     index = torch.arange(size, device=tokens.device)
+    kept = fold_paths(index == node[:, None], parents, torch.logical_or) & (tokens >= 0)
+    moved = torch.where(kept, kept.cumsum(-1) - 1, -1)
     below = _select(trees, torch.where(kept, index, size).sort(-1).values)
     below.tokens[:, 0] = root_token
     below.parents[:, 0] = -1

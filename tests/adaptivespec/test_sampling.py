@@ -84,7 +84,7 @@ class TestTargetTokens:
             SamplingParams(temperature=1.0, top_p=0.96),  # ties again
             SamplingParams(temperature=1.5, top_p=0.9),
             SamplingParams(temperature=1.0, min_p=0.3),
-            SamplingParams(temperature=1.0, top_k=2, top_p=0.6),  # top_p of what top_k left
+            SamplingParams(temperature=1.0, top_k=3, top_p=0.7),  # top_p of what top_k left
             SamplingParams(temperature=1.0, top_p=0.75, min_p=0.5),  # min_p comes last
             SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.05),
         ],
