@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from adaptivespec.errors import CacheFull
 from adaptivespec.policy import Shape
 from adaptivespec.tree import DraftTrees, ancestor_mask, build, depths, reroot
 
@@ -49,6 +50,13 @@ class Level(NamedTuple):
 Expand = Callable[[Level], tuple[Tensor, Tensor]]
 """Runs the model over a level. Returns each node's best children, best first: float32 [n, K]
 log-probabilities, -inf where there are fewer, and int64 [n, K] tokens, distinct per node."""
+
+
+def best_children(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` most likely of each row of logits [n, V]: float32 log-probabilities and indices,
+    int64, [n, width] each."""
+    best = logits.log_softmax(-1, dtype=torch.float32).topk(width)
+    return best.values, best.indices
 
 
 class Advance(NamedTuple):
@@ -87,31 +95,31 @@ class _Nodes(NamedTuple):
 
 
 class GrowingTrees:
-    """The expanded nodes of many requests. `largest` bounds what `draft` may be asked for."""
+    """The expanded nodes of up to `requests` requests. `largest` bounds what `draft` may be asked
+    for."""
 
-    def __init__(self, largest: Shape, device: torch.device) -> None:
+    def __init__(self, largest: Shape, requests: int, device: torch.device) -> None:
         self.width = max(largest.width, 1)
         self.rows = 1 + 2 * max(largest.depth - 1, 0) * self.width
         """Rows per request, the root's included: two drafts of the largest shape."""
         self._reach = max(largest.depth - 1, 1)  # levels that may be expanded
         self._device = device
         self._slots: dict[int, int] = {}
-        self._free: list[int] = []
-        self._counts: list[int] = []  # rows in use per slot
-        self._nodes = _Nodes.empty(0, self.rows, self.width, device)
+        self._free = list(range(requests))
+        self._counts = [1] * requests  # rows in use per slot
+        self._nodes = _Nodes.empty(requests, self.rows, self.width, device)
 
-    def open(self, request: int, token: int) -> int:
-        """Start a request with a root that has no children yet; returns its slot. Raises ValueError
-        if it is open."""
+    def open(self, request: int, token: int) -> None:
+        """Start a request with a root that has no children yet. Raises ValueError if it is open,
+        CacheFull if too many are."""
         if request in self._slots:
             raise ValueError(f"request {request} is already open")
         if not self._free:
-            self._double()
+            raise CacheFull(f"{len(self._slots)} requests are open, and no more fit")
         self._slots[request] = slot = self._free.pop()
         self._clear([slot], [token])
         self._nodes.logprobs[slot, 0] = -torch.inf
         self._nodes.children[slot, 0] = 0
-        return slot
 
     def close(self, request: int) -> None:
         """Forget a request; unknown ones are ignored."""
@@ -119,9 +127,13 @@ class GrowingTrees:
         if slot is not None:
             self._free.append(slot)
 
-    def slot(self, request: int) -> int:
-        """The request's slot. Raises KeyError if it is not open."""
-        return self._slots[request]
+    def slots(self, requests: Sequence[int]) -> Tensor:
+        """int64 [len(requests)], as in `Level.slots`. Raises KeyError for an unknown request."""
+        return self._index([self._slots[request] for request in requests])
+
+    def confidence(self, requests: Sequence[int]) -> Tensor:
+        """float32 [len(requests)] on the CPU: probability of each root's best child, 0 if none."""
+        return self._nodes.logprobs[self.slots(requests), 0, 0].exp().cpu()
 
     def plant(
         self, requests: Sequence[int], tokens: Sequence[int], logprobs: Tensor, children: Tensor
@@ -135,7 +147,7 @@ class GrowingTrees:
 
     def advance(self, requests: Sequence[int], committed: Sequence[list[int]]) -> list[Advance]:
         """Re-root each tree at the last of its newly committed tokens (at least one each)."""
-        slots = self._index([self._slots[r] for r in requests])
+        slots = self.slots(requests)
         reach = min(max(map(len, committed)), self._reach)
         padded = [(tokens + [-1] * reach)[:reach] for tokens in committed]
         paths = self._descend(slots, self._index(padded)).tolist()
@@ -152,8 +164,8 @@ class GrowingTrees:
         asks, and keep the best nodes - 1 candidates of all levels. A tree of depth d takes at most
         d - 1 calls of `expand`, which all requests share."""
         widest, deepest = self._check(shapes)
-        slots = self._index([self._slots[r] for r in requests])
         self._make_room([self._slots[r] for r in requests], shapes)
+        slots = self.slots(requests)
         width = self._index([shape.width for shape in shapes])[:, None]
         depth = self._index([shape.depth for shape in shapes])[:, None]
         rank = torch.arange(max(widest, 1), device=self._device)
@@ -303,15 +315,6 @@ class GrowingTrees:
                 f"{max(shapes)} does not fit a drafter for width {self.width} and {self.rows} rows"
             )
         return widest, deepest
-
-    def _double(self) -> None:
-        """Make room for more requests."""
-        used = len(self._counts)
-        added = max(used, 8)
-        self._counts += [1] * added
-        self._free += range(used + added - 1, used - 1, -1)
-        more = _Nodes.empty(added, self.rows, self.width, self._device)
-        self._nodes = _Nodes(*map(torch.cat, zip(self._nodes, more, strict=True)))
 
     def _index(self, values: Sequence[int] | Sequence[list[int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from adaptivespec.drafters.growth import GrowingTrees, Level
+from adaptivespec.errors import CacheFull
 from adaptivespec.policy import NO_DRAFT, Shape
 from adaptivespec.tree import DraftTrees
 
@@ -43,7 +44,7 @@ class TableModel:
         """Make `text`, whose last token is the root, the request's committed text."""
         values, children = distribution(text).topk(trees.width)
         trees.plant([request], [text[-1]], values[None], children[None])
-        self.texts[trees.slot(request), 0] = text
+        self.texts[int(trees.slots([request])), 0] = text
 
     def __call__(self, level: Level) -> tuple[Tensor, Tensor]:
         self.calls += 1
@@ -110,7 +111,7 @@ def nodes_of(trees: DraftTrees, index: int) -> dict[Path, float]:
 
 
 def planted(texts: Sequence[Path]) -> tuple[GrowingTrees, TableModel]:
-    trees, model = GrowingTrees(LARGEST, torch.device("cpu")), TableModel()
+    trees, model = GrowingTrees(LARGEST, 20, torch.device("cpu")), TableModel()
     for request, text in enumerate(texts):
         trees.open(request, text[-1])
         model.plant(trees, request, text)
@@ -164,7 +165,7 @@ def test_advancing_keeps_what_was_expanded(
 
     expanded = [path for path in model.expanded if path == text[: len(path)]]
     known = max((len(path) - 1 for path in expanded), default=0)
-    slot = trees.slot(0)
+    slot = int(trees.slots([0]))
     before = dict(model.texts)
     (advance,) = trees.advance([0], [committed])
     assert [before[slot, row] for row in advance.path] == [
@@ -215,6 +216,8 @@ def test_slots_are_reused_clean() -> None:
     trees.close(11)
     trees.close(11)
     trees.open(99, 2)
+    with pytest.raises(CacheFull):
+        trees.open(100, 2)
     assert trees.draft([99], [Shape(4, 3, 12)], model).sizes.tolist() == [1]
     with pytest.raises(ValueError, match="already open"):
         trees.open(99, 2)
