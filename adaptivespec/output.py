@@ -20,7 +20,7 @@ class Pushed(NamedTuple):
 class OutputStream:
     """The answer of one request, token by token, whatever runs the tokens arrive in.
 
-    Text is released once it is certain: bytes inside an unfinished UTF-8 character wait, and so does
+    Text is released once it is certain: bytes of an unfinished UTF-8 character wait, and so does
     text that may be the beginning of a stop string. The answer ends with the first of: an `eos`
     token, which counts but has no text; the token that completes a stop string, which counts, with
     the text cut where the stop string begins; the token that makes `max_tokens`. Of stop strings

@@ -5,6 +5,7 @@ decoders. All are deterministic in their arguments.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,11 +134,12 @@ def write_gguf(
     seed: int = 0,
     quantization: gguf.GGMLQuantizationType | None = None,
     pre: str = "smollm",
+    add_bos: bool | None = False,
     **config: Any,
 ) -> Path:
     """Write the model of `write_hf_folder` as a GGUF file, as llama.cpp's converter does; returns
     `file`. Matrices are float32 unless `quantization` is given (hidden sizes must then be multiples
-    of its block). `pre` names the pre-tokenizer in the metadata.
+    of its block). `pre` names the pre-tokenizer in the metadata; `add_bos` None leaves it out.
     """
     model = tiny_model(architecture, tied=tied, seed=seed, **config)
     hf = model.config
@@ -151,10 +153,12 @@ def write_gguf(
     writer.add_key_length(hf.head_dim)
     writer.add_value_length(hf.head_dim)
     writer.add_rope_dimension_count(hf.head_dim)
-    writer.add_rope_freq_base(hf.rope_parameters["rope_theta"])
+    _add_rope(writer, hf)
     writer.add_layer_norm_rms_eps(hf.rms_norm_eps)
     writer.add_vocab_size(hf.vocab_size)
     _add_tokenizer(writer, hf.vocab_size, pre)
+    if add_bos is not None:
+        writer.add_add_bos_token(add_bos)
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], hf.num_hidden_layers)
     for name, tensor in model.state_dict().items():
@@ -184,6 +188,31 @@ def _interleave(rows: np.ndarray, heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
+def _add_rope(writer: gguf.GGUFWriter, hf: Any) -> None:
+    """RoPE's settings: as metadata, but those of Llama 3 as the divisors that follow from them."""
+    rope = hf.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "llama3":
+        original = rope["original_max_position_embeddings"]
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        divisors = []
+        for i in range(0, hf.head_dim, 2):
+            wavelength = 2 * math.pi * rope["rope_theta"] ** (i / hf.head_dim)
+            if wavelength < original / high:
+                divisors.append(1.0)
+            elif wavelength > original / low:
+                divisors.append(rope["factor"])
+            else:
+                smooth = (original / wavelength - low) / (high - low)
+                divisors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+        writer.add_tensor("rope_freqs.weight", np.array(divisors, dtype=np.float32))
+
+
 def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int, pre: str) -> None:
     tokenizer = tiny_tokenizer()
     vocab = {index: token for token, index in tokenizer.get_vocab().items()}
@@ -204,9 +233,9 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int, pre: str) -> None:
     writer.add_token_merges(merges)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(EOS)
+    writer.add_eot_token_id(0)
     writer.add_pad_token_id(EOS)
     writer.add_unk_token_id(0)
-    writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
