@@ -68,7 +68,6 @@ def _is_ours() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-@serve.deployment(max_ongoing_requests=1000)
 @serve.ingress()
 class Ingress:
     """Stateless: any number of replicas. Requests wait, and are refused, in the orchestrator, which

@@ -74,9 +74,9 @@ def _convert(fields: dict[str, Any], kind: type[Body]) -> Body:
 
 def _explain(message: str, fields: dict[str, Any]) -> ApiError:
     """Turn msgspec's "Expected ... - at `$.a[0].b`" into an error about the parameter a[0].b."""
-    reason, _, path = message.rpartition(" - at `$")
-    if not reason:
-        reason = message
+    reason, at, path = message.rpartition(" - at `$")
+    if not at:
+        reason, path = message, ""
     path = path.removesuffix("`").removesuffix("[...]").removeprefix(".")
     if named := re.fullmatch(r"Object (.*) field `(.*)`", reason, flags=re.DOTALL):
         param = f"{path}.{named[2]}" if path else named[2]

@@ -1,6 +1,7 @@
 """A real Backend without a model: it says the prompt's tokens again."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -28,56 +29,58 @@ STATUS = Status(
 class Echo:
     """Two tokens a step, one of them drafted. `requests` are those it has seen; an error in
     `failures` is raised at the step of that number (0: before the first delta); the step in `held`
-    waits until `release` is set; `closed` is set once a generator has ended, however it did."""
+    waits until `release` is set; a `silent` one holds every text back; `closed` is set once a
+    generator has ended, however it did; `unreachable` is raised instead of a status."""
 
     def __init__(self, tokenizer: Tokenizer, status: Status = STATUS) -> None:
         self.tokenizer = tokenizer
         self.current = status
         self.requests: list[GenerationRequest] = []
         self.failures: dict[int, Exception] = {}
+        self.unreachable: Exception | None = None
+        self.silent = False
         self.held: int | None = None
         self.release = asyncio.Event()
         self.waiting = asyncio.Event()
         self.closed = asyncio.Event()
 
     async def status(self) -> Status:
-        if isinstance(failure := self.failures.get(-1), Exception):
-            raise failure
+        if self.unreachable:
+            raise self.unreachable
         return self.current
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         self.requests.append(request)
         self.closed.clear()
         try:
-            tokens = (request.prompt * request.max_tokens)[: request.max_tokens]
-            steps = range(0, len(tokens), 2)
-            for step, start in enumerate(steps):
+            tokens = itertools.cycle(request.prompt)
+            for step in range((request.max_tokens + 1) // 2):
                 if step in self.failures:
                     raise self.failures[step]
                 if step == self.held:
                     self.waiting.set()
                     await self.release.wait()
-                yield self._delta(request, tokens, start, last=start == steps[-1])
+                await asyncio.sleep(0)  # a model's step lets others run
+                left = request.max_tokens - 2 * step
+                yield self._delta(request, list(itertools.islice(tokens, min(left, 2))), left)
         finally:
             self.closed.set()
 
-    def _delta(
-        self, request: GenerationRequest, tokens: list[int], start: int, *, last: bool
-    ) -> Delta:
-        new = tokens[start : start + 2]
-        steps = start // 2 + 1
+    def _delta(self, request: GenerationRequest, tokens: list[int], left: int) -> Delta:
+        last = left <= 2
+        steps = (request.max_tokens + 1) // 2
         usage = Usage(
             prompt_tokens=len(request.prompt),
-            completion_tokens=len(tokens),
+            completion_tokens=request.max_tokens,
             steps=steps,
             drafted_tokens=3 * steps,
-            accepted_tokens=len(tokens) - steps,
+            accepted_tokens=request.max_tokens - steps,
             promoted_tokens=0,
         )
         return Delta(
-            tokens=new,
-            origins=[Origin.DRAFTED, Origin.TARGET][-len(new) :],
-            pieces=[self.tokenizer.decode([token]) for token in new],
+            tokens=tokens,
+            origins=[Origin.DRAFTED, Origin.TARGET][-len(tokens) :],
+            pieces=["" if self.silent else self.tokenizer.decode([token]) for token in tokens],
             finish_reason="length" if last else None,
             usage=usage if last else None,
         )

@@ -14,6 +14,7 @@ from adaptivespec.tokenizer import Tokenizer
 from tests.deployments.echo import Echo
 
 MESSAGES: Any = [{"role": "user", "content": "Say it again."}]
+PROMPT = "one two three four"
 SPECULATION_USAGE = {
     "steps": 2,
     "drafted_tokens": 6,
@@ -24,12 +25,12 @@ SPECULATION_USAGE = {
 
 
 def chat(client: OpenAI, **parameters: Any) -> Any:
-    fields = {"model": "echo", "messages": MESSAGES, "max_tokens": 4} | parameters
+    fields: dict[str, Any] = {"model": "echo", "messages": MESSAGES, "max_tokens": 4} | parameters
     return client.chat.completions.create(**fields)
 
 
 def complete(client: OpenAI, **parameters: Any) -> Any:
-    fields = {"model": "echo", "prompt": "one two three four", "max_tokens": 4} | parameters
+    fields: dict[str, Any] = {"model": "echo", "prompt": PROMPT, "max_tokens": 4} | parameters
     return client.completions.create(**fields)
 
 
@@ -53,7 +54,7 @@ def test_a_completion_of_text(client: OpenAI, tokenizer: Tokenizer) -> None:
     assert answer.id.startswith("cmpl-")
     assert answer.object == "text_completion"
     [choice] = answer.choices
-    assert choice.text == "one two three four"
+    assert choice.text == PROMPT
     assert choice.finish_reason == "length"
     assert answer.usage.speculation == SPECULATION_USAGE
 
