@@ -10,6 +10,7 @@ from torch import Tensor
 from adaptivespec.errors import ConfigError
 from adaptivespec.messages import Chunk
 from adaptivespec.models.attention import Segment
+from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.decoder import Decoder, eagle3_layers
 from adaptivespec.sampling import SamplingParams, gaps, target_tokens, uniforms
 from adaptivespec.tree import DraftTrees, ancestor_mask, depths
@@ -64,6 +65,16 @@ class TargetEngine:
             state_size = projector(probe).shape[1]
         self._cache = decoder.new_cache(kv_tokens, state_size)
         self._sampling: dict[int, SamplingParams] = {}
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The target's architecture."""
+        return self._decoder.config
+
+    @property
+    def state_size(self) -> int:
+        """Width of the states kept for a drafter; 0: none."""
+        return self._cache.state_size
 
     @property
     def requests(self) -> int:
@@ -134,12 +145,13 @@ class TargetEngine:
                 wanted.append(len(tokens) - 1)
                 drawn.append(_Row(chunk.request, positions[-1] + 1))
 
+        target = torch.full_like(nodes, -1)
+        gap = torch.full(nodes.shape, -torch.inf)
+        if not tokens:
+            return Forwarded(target, gap, [])
         hidden = self._run(tokens, positions, segments)
         for chunk in chunks:
             self._cache.commit(chunk.request, range(len(chunk.tokens)))
-
-        target = torch.full_like(nodes, -1)
-        gap = torch.full(nodes.shape, -torch.inf)
         if not wanted:
             return Forwarded(target, gap, [])
         above = _packed_parents(real, parents) + [-1] * (len(wanted) - verified)

@@ -114,7 +114,9 @@ def test_a_packed_batch_gives_each_request_its_own_logits() -> None:
         prefill(decoder, cache, request, prompt)
         prefill(decoder, cache, request + 10, prompt)
         alone[request] = prefill(decoder, cache, request + 10, [7, 9][: request + 1])
-    rows, positions, segments = [], [], []
+    rows: list[int] = []
+    positions: list[int] = []
+    segments: list[Segment] = []
     for request, prompt in prompts.items():
         new = [7, 9][: request + 1]
         segments.append(Segment(request, len(rows), len(rows) + len(new)))
