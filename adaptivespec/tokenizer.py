@@ -178,9 +178,9 @@ def _from_gguf(model: GGUF) -> Tokenizer:
             f"{model.file}: tokenizer.ggml.pre {pre!r} is not supported; "
             f"allowed: {', '.join(_PRE_TOKENIZERS)}"
         )
-    tokens: list[str] = model.metadata["tokenizer.ggml.tokens"]
-    types: list[int] = model.metadata["tokenizer.ggml.token_type"]
-    merges = [tuple(merge.split(" ", 1)) for merge in model.metadata["tokenizer.ggml.merges"]]
+    tokens: list[str] = model.require("tokenizer.ggml.tokens")
+    types: list[int] = model.require("tokenizer.ggml.token_type")
+    merges = [tuple(merge.split(" ", 1)) for merge in model.require("tokenizer.ggml.merges")]
     backend = tokenizers.Tokenizer(
         models.BPE(
             vocab={token: index for index, token in enumerate(tokens)},
@@ -188,7 +188,7 @@ def _from_gguf(model: GGUF) -> Tokenizer:
             ignore_merges=pre == "llama-bpe",
         )
     )
-    if "qwen" in pre:
+    if pre == "qwen2":
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _PRE_TOKENIZERS[pre]
     backend.decoder = decoders.ByteLevel()

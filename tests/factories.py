@@ -175,11 +175,28 @@ def write_gguf(
             writer.add_tensor(gguf_name, quantized, raw_dtype=quantization)
         else:
             writer.add_tensor(gguf_name, np.ascontiguousarray(array))
+    _close(writer)
+    return file
+
+
+def write_header(file: Path, architecture: str, **metadata: int | str) -> Path:
+    """Write a GGUF file with this metadata and a lone embedding; returns `file`."""
+    writer = gguf.GGUFWriter(file, architecture)
+    for key, value in metadata.items():
+        if isinstance(value, int):
+            writer.add_uint32(key, value)
+        else:
+            writer.add_string(key, value)
+    writer.add_tensor("token_embd.weight", np.zeros((1, 32), dtype=np.float32))
+    _close(writer)
+    return file
+
+
+def _close(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
 
 
 def _interleave(rows: np.ndarray, heads: int) -> np.ndarray:

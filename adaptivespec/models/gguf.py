@@ -34,6 +34,8 @@ _SCALARS = {
     GGUFValueType.FLOAT64: "d",
 }
 
+_LENGTH = struct.Struct("<Q")
+
 _MODULES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -51,6 +53,9 @@ _MODULES = {
     "ffn_down": "mlp.down_proj",
 }
 
+_STOP_TOKENS = ("eos", "eot", "eom")  # the metadata's tokens that end a turn
+_EPSILON = "attention.layer_norm_rms_epsilon"
+_EMBEDDING = "token_embd.weight"
 _ROPE_FACTORS = "rope_freqs.weight"  # derived from the config; no Hugging Face tensor
 
 
@@ -75,7 +80,7 @@ class GGUF:
             try:
                 self._data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
                 self.metadata, self._stored = _Header(self._data).read()
-            except (struct.error, ValueError, OverflowError) as error:
+            except (struct.error, ValueError, KeyError, OverflowError) as error:
                 raise ConfigError(f"{file}: not a readable GGUF file: {error}") from error
         self.architecture = self.metadata.get("general.architecture")
         if self.architecture not in ARCHITECTURES:
@@ -84,6 +89,14 @@ class GGUF:
             raise self._unusable("split.count", self.metadata["split.count"], "1, a merged file")
         if self._get("expert_count", 0):
             raise self._unusable("expert_count", self._get("expert_count"), "0, a dense model")
+        if _EMBEDDING not in self._stored:
+            raise ConfigError(f"{file}: has no tensor {_EMBEDDING}")
+
+    def require(self, key: str) -> Any:
+        """Metadata that must be there; ConfigError naming the file and the key otherwise."""
+        if key not in self.metadata:
+            raise ConfigError(f"{self.file}: lacks the metadata {key}")
+        return self.metadata[key]
 
     def _get(self, key: str, default: Any = None) -> Any:
         """Metadata of this architecture."""
@@ -94,26 +107,23 @@ class GGUF:
 
     def hf_config(self) -> dict[str, Any]:
         """The config.json that this file's metadata stands for."""
-        heads = self._get("attention.head_count")
-        kv_heads = self._get("attention.head_count_kv", heads)
-        if not isinstance(heads, int) or not isinstance(kv_heads, int):
-            raise self._unusable("attention.head_count(_kv)", (heads, kv_heads), "one per model")
-        hidden = self._get("embedding_length")
+        heads, kv_heads = self._heads()
+        hidden = self.require(f"{self.architecture}.embedding_length")
         head_dim = self._get("attention.key_length", hidden // heads)
         rotary = self._get("rope.dimension_count", head_dim)
         if rotary != head_dim:
             raise self._unusable("rope.dimension_count", rotary, f"the head size {head_dim}")
-        stops = (self.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in STOP_TOKENS)
+        stops = (self.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _STOP_TOKENS)
         return {
             "model_type": self.architecture,
-            "vocab_size": self._stored["token_embd.weight"].shape[0],
+            "vocab_size": self._stored[_EMBEDDING].shape[0],
             "hidden_size": hidden,
             "intermediate_size": self._get("feed_forward_length"),
             "num_hidden_layers": self._get("block_count"),
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
             "head_dim": head_dim,
-            "rms_norm_eps": _decimal(self._get("attention.layer_norm_rms_epsilon")),
+            "rms_norm_eps": _decimal(self.require(f"{self.architecture}.{_EPSILON}")),
             "max_position_embeddings": self._get("context_length"),
             "rope_theta": _decimal(self._get("rope.freq_base", 10000.0)),
             "rope_scaling": self._rope_scaling(head_dim),
@@ -123,6 +133,14 @@ class GGUF:
             "bos_token_id": self.metadata.get("tokenizer.ggml.bos_token_id"),
             "eos_token_id": sorted({stop for stop in stops if stop is not None}),
         }
+
+    def _heads(self) -> tuple[int, int]:
+        """Attention heads of q, and of k and v."""
+        heads = self.require(f"{self.architecture}.attention.head_count")
+        kv_heads = self._get("attention.head_count_kv", heads)
+        if not isinstance(heads, int) or not isinstance(kv_heads, int):
+            raise self._unusable("attention.head_count(_kv)", (heads, kv_heads), "one per model")
+        return heads, kv_heads
 
     def _rope_scaling(self, head_dim: int) -> dict[str, Any] | None:
         if _ROPE_FACTORS in self._stored:
@@ -187,14 +205,10 @@ class GGUF:
         except NotImplementedError as error:
             raise ConfigError(f"{self.file}: tensor {name!r}: {error}") from error
         if self.architecture == "llama" and ".attn_q." in name:
-            values = _halves(values, self._get("attention.head_count"))
+            values = _halves(values, self._heads()[0])
         elif self.architecture == "llama" and ".attn_k." in name:
-            values = _halves(values, self._get("attention.head_count_kv"))
+            values = _halves(values, self._heads()[1])
         return np.require(values, requirements=["C", "W"])
-
-
-STOP_TOKENS = ("eos", "eot", "eom")
-"""The tokens of the metadata that end a model's turn."""
 
 
 class _Header:
@@ -227,13 +241,12 @@ class _Header:
         return values
 
     def _string(self) -> str:
-        (length,) = self._unpack("Q")
-        end = self._at + length
+        start = self._at + _LENGTH.size
+        end = start + _LENGTH.unpack_from(self._data, self._at)[0]
         if end > len(self._data):
             raise ValueError("it ends within a string")
-        text = self._data[self._at : end].decode()
         self._at = end
-        return text
+        return self._data[start:end].decode()
 
     def _value(self, code: int) -> Any:
         kind = GGUFValueType(code)
@@ -241,9 +254,9 @@ class _Header:
             return self._string()
         if kind is GGUFValueType.ARRAY:
             element, count = self._unpack("IQ")
-            if GGUFValueType(element) in _SCALARS:
-                return list(self._unpack(f"{count}{_SCALARS[GGUFValueType(element)]}"))
-            return [self._value(element) for _ in range(count)]
+            if element == GGUFValueType.STRING:
+                return [self._string() for _ in range(count)]
+            return list(self._unpack(f"{count}{_SCALARS[GGUFValueType(element)]}"))
         return self._unpack(_SCALARS[kind])[0]
 
     def _tensor(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:

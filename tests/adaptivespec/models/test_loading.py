@@ -27,6 +27,7 @@ from tests.factories import (
     Architecture,
     tiny_model,
     write_gguf,
+    write_header,
     write_hf_folder,
 )
 
@@ -195,27 +196,19 @@ def test_biases_of_llama_survive_gguf(tmp_path: Path) -> None:
     assert_same(loaded, expected)
 
 
-def write_header(file: Path, architecture: str, **metadata: int) -> Path:
-    writer = gguf.GGUFWriter(file, architecture)
-    for key, value in metadata.items():
-        writer.add_uint32(key.replace("__", "."), value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
-
-
 def test_gguf_models_that_we_cannot_compute_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write_header(file, "gemma2")
     with pytest.raises(ConfigError, match=r"general\.architecture 'gemma2'.*llama"):
         load_model(str(file), torch.float32)
-    write_header(file, "llama", llama__expert_count=8)
+    write_header(file, "llama", **{"llama.expert_count": 8})
     with pytest.raises(ConfigError, match="expert_count 8"):
         load_model(str(file), torch.float32)
-    write_header(file, "llama", split__count=3)
+    write_header(file, "llama", **{"split.count": 3})
     with pytest.raises(ConfigError, match=r"split\.count 3"):
+        load_model(str(file), torch.float32)
+    write_header(file, "llama", **{"llama.attention.head_count": 4})
+    with pytest.raises(ConfigError, match=r"lacks the metadata llama\.embedding_length"):
         load_model(str(file), torch.float32)
 
 
