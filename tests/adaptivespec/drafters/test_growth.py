@@ -12,12 +12,10 @@ from torch import Tensor
 from adaptivespec.drafters.growth import GrowingTrees, Level
 from adaptivespec.errors import CacheFull
 from adaptivespec.policy import NO_DRAFT, Shape
-from adaptivespec.tree import DraftTrees
+from tests.adaptivespec.drafters.trees import Path, assert_same, grow, nodes_of
 
 LARGEST = Shape(5, 4, 24)
 VOCAB = 12
-
-Path = tuple[int, ...]
 
 shapes = st.integers(1, LARGEST.depth).flatmap(
     lambda depth: st.builds(
@@ -81,33 +79,13 @@ class TableModel:
 
 
 def reference(text: Path, shape: Shape) -> dict[Path, float]:
-    """The kept nodes of the tree below `text`, with their own log-probabilities."""
-    scores: dict[Path, float] = {(): 0.0}
-    own: dict[Path, float] = {}
-    frontier: list[Path] = [()]
-    for _ in range(shape.depth):
-        level = []
-        for path in frontier:
-            values, children = distribution(text + path).topk(shape.width)
-            for value, token in zip(values.tolist(), children.tolist(), strict=True):
-                child = (*path, token)
-                own[child], scores[child] = value, scores[path] + value
-                level.append(child)
-        frontier = sorted(level, key=lambda path: -scores[path])[: shape.width]
-    kept = sorted(own, key=lambda path: -scores[path])[: shape.nodes - 1]
-    return {path: own[path] for path in kept}
+    """The tree below `text`."""
 
+    def children(path: Path, width: int) -> tuple[Tensor, Tensor]:
+        best = distribution(text + path).topk(width)
+        return best.values, best.indices
 
-def nodes_of(trees: DraftTrees, index: int) -> dict[Path, float]:
-    """The nodes of one tree of a batch, by path below the root."""
-    size = int(trees.sizes[index])
-    tokens, parents = trees.tokens[index].tolist(), trees.parents[index].tolist()
-    paths: list[Path] = [()]
-    for node in range(1, size):
-        assert 0 <= parents[node] < node
-        paths.append((*paths[parents[node]], tokens[node]))
-    assert len(set(paths)) == size
-    return dict(zip(paths[1:], trees.logprobs[index, 1:size].tolist(), strict=True))
+    return grow(children, shape)
 
 
 def planted(texts: Sequence[Path]) -> tuple[GrowingTrees, TableModel]:
@@ -116,10 +94,6 @@ def planted(texts: Sequence[Path]) -> tuple[GrowingTrees, TableModel]:
         trees.open(request, text[-1])
         model.plant(trees, request, text)
     return trees, model
-
-
-def assert_same(found: dict[Path, float], expected: dict[Path, float]) -> None:
-    assert found == pytest.approx(expected, abs=1e-5)
 
 
 @settings(max_examples=60, deadline=None)
