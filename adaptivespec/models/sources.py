@@ -81,10 +81,10 @@ def _download(hub_id: str, weights: bool) -> Path:
         if weights and not any(folder.glob("*.safetensors")):
             folder = _snapshot(hub_id, ["pytorch_model*.bin"])
     except (HFValidationError, OSError) as error:  # the hub's network and HTTP errors are OSErrors
-        reason = str(error).strip().splitlines()[0]
+        reason, *_ = f"{type(error).__name__}: {error}".splitlines()
         raise ConfigError(
             f"model path {hub_id!r}: no folder or .gguf file of that name, not {PACKAGED!r}, and "
-            f"no reachable hub id: {type(error).__name__}: {reason}"
+            f"no reachable hub id: {reason}"
         ) from error
     return folder
 
