@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from adaptivespec.errors import ConfigError
 from adaptivespec.models.attention import Segment
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.decoder import Decoder
 from adaptivespec.models.loading import load_model
+from adaptivespec.models.sources import read_config, resolve
 from tests.decoders import as_decoder, prefill, tiny_decoder
 from tests.factories import ARCHITECTURES, Architecture, tiny_model
 
@@ -166,32 +168,11 @@ def test_the_packaged_model_equals_transformers() -> None:
     cache.open(0, 64)
     tokens = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
     ours = prefill(decoder, cache, 0, tokens)
-    same(ours, reference(transformers_twin(config, weights), tokens))
-
-
-def transformers_twin(config: DecoderConfig, weights: dict[str, Tensor]) -> Any:
-    """The same weights in transformers' own Llama class."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    hf_config = LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        rms_norm_eps=config.rms_norm_eps,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-        tie_word_embeddings=True,
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**read_config(resolve("smollm2"))), dtype=torch.float32
     )
-    with torch.device("meta"):
-        model = LlamaForCausalLM(hf_config)
-    model.to_empty(device="cpu")
-    model.model.rotary_emb.__init__(hf_config)
     model.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
-    return model.eval()
+    same(ours, reference(model.eval(), tokens))
 
 
 def test_every_unfitting_weight_is_named() -> None:
