@@ -154,7 +154,8 @@ def test_a_long_answer_in_small_steps(model: CountingDecoder, slow: Decoder) -> 
     for step in range(8):
         trees = drafter.draft([3], [LARGEST])
         assert_same(nodes_of(trees, 0), tree(slow, text, LARGEST))
-        accepted = list(max(nodes_of(trees, 0), key=lambda path: len(path)))[: 1 + step % 3]
+        deepest: Path = max(nodes_of(trees, 0), key=lambda path: len(path))
+        accepted = deepest[: 1 + step % 3]
         new = [*accepted, (31 * step) % 384]
         drafter.commit([Extension(3, new)], None)
         text += new
