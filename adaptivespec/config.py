@@ -116,7 +116,16 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     link_timeout_s: Seconds = 1.0  # silence of the drafter before steps go on without it
     target_timeout_s: Seconds = 30.0  # silence of the target before it counts as lost
     startup_timeout_s: Seconds = 300.0  # loading a model, once per actor start
-    orchestrator_cpus: Annotated[float, Meta(ge=0)] = 0.5  # reserved in Ray
+    link_setup_timeout_s: Seconds = 10.0  # target and drafter meeting on a new link
+    orchestrator_cpus: Annotated[float, Meta(ge=0)] = 0.25  # reserved in Ray
+    ingress_cpus: Annotated[float, Meta(ge=0)] = 0.25  # reserved in Ray, per replica
+
+    @property
+    def max_state_rows(self) -> int:
+        """Hidden-state rows that may go to the drafter in one step: a prefill chunk and, of every
+        running request, the longest path and its bonus token."""
+        per_step = self.max_shape.depth + 1
+        return self.target.prefill_chunk + self.target.max_running * per_step
 
     @property
     def drafter_kind(self) -> str:

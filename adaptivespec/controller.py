@@ -1,7 +1,7 @@
 """The speculative step, over a target and a drafter that may be anywhere.
 
-One controller drives one target. It is pure logic over two ports: the orchestrator gives it ports to
-actors, `adaptivespec generate` gives it ports to workers in its own process. `step` reads top to
+One controller drives one target. It is pure logic over two ports: the orchestrator gives it ports
+to actors, `adaptivespec generate` gives it ports to workers in its own process. `step` reads top to
 bottom as the life of a step; it is meant to be called by one thread, again and again.
 """
 
@@ -16,6 +16,7 @@ from typing import NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
+from adaptivespec.config import Settings
 from adaptivespec.drafters.base import Extension
 from adaptivespec.errors import DrafterLost, Overloaded, RequestError, TargetLost
 from adaptivespec.margin import promote, promotions, walk
@@ -41,12 +42,12 @@ from adaptivespec.messages import (
     Verified,
     Verify,
 )
-from adaptivespec.models.tokenizer import Tokenizer
 from adaptivespec.output import OutputStream
 from adaptivespec.policy import Policy
 from adaptivespec.request import NOTHING_USED, GenerationRequest, Origin, Usage
 from adaptivespec.sequence import Sequence, Sink
 from adaptivespec.shape import NO_DRAFT, Shape
+from adaptivespec.tokenizer import Tokenizer
 from adaptivespec.tree import depths
 from adaptivespec.worker import Port
 
@@ -66,6 +67,19 @@ class Limits(NamedTuple):
     max_queued: int
     max_nodes: int  # per tree, root included
     max_state_rows: int  # per step, over all requests
+
+    @classmethod
+    def of(cls, settings: Settings, context: int) -> Self:
+        """The limits that the settings give to a model of this context length."""
+        return cls(
+            context=context,
+            kv_tokens=settings.target.kv_tokens,
+            prefill_chunk=settings.target.prefill_chunk,
+            max_running=settings.target.max_running,
+            max_queued=settings.target.max_queued,
+            max_nodes=settings.max_shape.nodes,
+            max_state_rows=settings.max_state_rows,
+        )
 
     @property
     def longest(self) -> int:

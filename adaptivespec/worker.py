@@ -34,7 +34,7 @@ from adaptivespec.messages import (
     Verify,
 )
 from adaptivespec.tracing import record_span
-from adaptivespec.tree import DraftTrees, pad, roots
+from adaptivespec.tree import pad, roots
 
 Message = TypeVar("Message", contravariant=True)
 Reply = TypeVar("Reply", covariant=True)
@@ -209,8 +209,10 @@ class DraftWorker(_Linked):
         for opened in message.opened:
             self._drafter.open(opened.request, opened.token, opened.capacity)
             self._open.add(opened.request)
+        if not message.extensions:
+            return Confidence([], 0.0)
         states = None
-        if self._drafter.state_size and message.extensions:
+        if self._drafter.state_size:
             states = self._connected().recv_states(sum(len(e.tokens) for e in message.extensions))
         started = time.perf_counter()
         values = self._drafter.commit(message.extensions, states).tolist()

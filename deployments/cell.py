@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 ORCHESTRATOR_BUNDLE, TARGET_BUNDLE, DRAFT_BUNDLE = range(3)
 
-_CALL_S = 5.0  # a set-up call that loads nothing
+_CALL_S = 15.0  # a set-up call that loads nothing
+_ALIVE_S = 1.0  # a drafter that cannot say so sooner is started anew
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Cell:
     async def _live_drafter(self) -> Any:
         if self._draft is not None:
             try:
-                return await _call(self._draft.load, _CALL_S, DrafterLost)
+                return await _call(self._draft.load, _ALIVE_S, DrafterLost)
             except DrafterLost as error:
                 log.warning("restarting the drafter: %s", error)
                 _kill(self._draft)
@@ -100,8 +101,7 @@ class Cell:
         _kill(self._draft)
 
     def _spawn(self, actor: ActorClass, bundle: int, compute: Compute) -> ActorHandle:
-        # libgomp's threads spin at barriers unless told not to, and stall when anything else runs.
-        env = {"OMP_NUM_THREADS": str(compute.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        env = {"OMP_NUM_THREADS": str(compute.threads)}  # Ray would say 1
         return actor.options(
             num_cpus=compute.num_cpus,
             num_gpus=compute.num_gpus,

@@ -9,9 +9,9 @@ import msgspec
 from adaptivespec.config import Settings
 from adaptivespec.controller import Controller
 from adaptivespec.errors import AdaptiveSpecError, TargetLost
-from adaptivespec.models.tokenizer import load_tokenizer
 from adaptivespec.policy import make_policy
 from adaptivespec.request import Delta, GenerationRequest
+from adaptivespec.tokenizer import load_tokenizer
 from deployments.actors import TargetInfo
 from deployments.cell import Cell
 from deployments.status import Counters, DrafterState, Load, Status, TargetState

@@ -99,7 +99,7 @@ class StepLoop:
         def run() -> None:
             try:
                 future.set_result(work())
-            except Exception as error:  # noqa: BLE001 - it is the caller's, and raised there
+            except Exception as error:
                 future.set_exception(error)
                 if isinstance(error, TargetLost):
                     raise

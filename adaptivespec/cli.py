@@ -1,0 +1,167 @@
+"""The console script `adaptivespec`."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+
+from adaptivespec.config import Settings, check_shape, load_settings
+from adaptivespec.errors import AdaptiveSpecError, ConfigError
+from adaptivespec.local import LocalSystem
+from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
+from adaptivespec.sampling import SamplingParams
+from adaptivespec.shape import Shape
+
+_COLOURS = {Origin.TARGET: "", Origin.DRAFTED: "\x1b[32m", Origin.PROMOTED: "\x1b[33m"}
+_PLAIN = "\x1b[0m"
+_LEGEND = {Origin.TARGET: "target's own", Origin.DRAFTED: "drafted", Origin.PROMOTED: "promoted"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; returns the exit status: 2 for what the user can mend, with one line."""
+    args = _parser().parse_args(argv)
+    try:
+        return generate(args)
+    except AdaptiveSpecError as error:
+        print(f"adaptivespec: {error}", file=sys.stderr)
+        return 2
+
+
+def generate(args: argparse.Namespace) -> int:
+    """Answer one prompt in this process, with the controller that the server runs."""
+    system = LocalSystem.load(_settings(args))
+    if args.shape and args.mode != "static":
+        raise ConfigError(f"--shape: needs --mode static, not {args.mode}")
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    tokenizer = system.tokenizer
+    message = {"role": "user", "content": prompt}
+    ids = tokenizer.encode(prompt) if args.raw else tokenizer.apply_chat_template([message])
+    request = GenerationRequest(
+        prompt=ids,
+        max_tokens=args.max_tokens,
+        sampling=SamplingParams(temperature=args.temperature, seed=args.seed),
+        stop=tuple(args.stop),
+        mode=args.mode,
+        kappa=system.settings.kappa,
+        shape=args.shape and check_shape(args.shape, "--shape", system.settings.max_shape),
+    )
+    colour = args.color == "always" or (args.color == "auto" and sys.stdout.isatty())
+    printer = _Printer(sys.stdout, colour)
+    system.controller.submit(request, printer)
+    started = time.perf_counter()
+    while system.controller.busy:
+        system.controller.step()
+    printer.report(time.perf_counter() - started, sys.stderr)
+    return 0
+
+
+class _Printer:
+    """Writes text as it comes, coloured by where its tokens came from."""
+
+    def __init__(self, out: TextIO, colour: bool) -> None:
+        self._out = out
+        self._colour = colour
+        self._usage: Usage | None = None
+
+    def __call__(self, event: Delta | Exception) -> None:
+        if isinstance(event, Exception):
+            raise event
+        for piece, origin in zip(event.pieces, event.origins, strict=True):
+            start = _COLOURS[origin] if self._colour else ""
+            self._out.write(f"{start}{piece}{_PLAIN}" if start and piece else piece)
+        self._out.flush()
+        self._usage = event.usage
+
+    def report(self, seconds: float, out: TextIO) -> None:
+        """One line of figures, and what the colours mean."""
+        usage = self._usage
+        if usage is None:
+            return
+        legend = ", ".join(f"{_COLOURS[o]}{text}{_PLAIN}" for o, text in _LEGEND.items())
+        print(
+            f"\n\n{usage.completion_tokens} tokens in {usage.steps} steps, "
+            f"{usage.mean_acceptance_length:.2f} per step; "
+            f"{usage.accepted_tokens} of {usage.drafted_tokens} drafted accepted, "
+            f"{usage.promoted_tokens} of them promoted; "
+            f"{usage.completion_tokens / seconds:.1f} tokens/s"
+            + (f"\n{legend}" if self._colour else ""),
+            file=out,
+        )
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    """The application's arguments from --config, and the options over them."""
+    settings = _application_args(args.config) if args.config else {}
+    model: dict[str, Any] = settings.setdefault("model", {})
+    for key in ("path", "dtype"):
+        if (value := getattr(args, key)) is not None:
+            model[key] = value
+    if args.drafter == "none":
+        settings["drafter"] = None
+    elif args.drafter is not None:
+        kind, _, path = args.drafter.partition(":")
+        settings["drafter"] = {"kind": kind} | ({"path": path} if path else {})
+    if args.kappa is not None:
+        settings["kappa"] = args.kappa
+    return load_settings(settings)
+
+
+def _application_args(file: Path) -> dict[str, Any]:
+    try:
+        applications = yaml.safe_load(file.read_text())["applications"]
+        return dict(applications[0]["args"])
+    except (OSError, yaml.YAMLError, KeyError, IndexError, TypeError) as error:
+        raise ConfigError(f"--config {file}: no applications[0].args there: {error!r}") from error
+
+
+def _shape(text: str) -> Shape:
+    try:
+        depth, width, nodes = map(int, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not DEPTH,WIDTH,NODES") from None
+    return Shape(depth, width, nodes)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 2")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="adaptivespec", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser(
+        "generate",
+        help="answer one prompt in this process, showing what was drafted",
+        description=generate.__doc__,
+    )
+    add = command.add_argument
+    add("prompt", help="the user's message; - reads standard input")
+    add("--config", type=Path, metavar="FILE", help="take the settings of a serve_config.yaml")
+    add("--model", dest="path", metavar="PATH", help="folder, hub id, GGUF file or smollm2")
+    add("--dtype", choices=["bfloat16", "float32"])
+    add("--drafter", metavar="KIND[:PATH]", help="lookup, eagle3:PATH, lm:PATH or none")
+    add("--mode", choices=["adaptive", "static", "off"], default="adaptive")
+    add("--shape", type=_shape, metavar="DEPTH,WIDTH,NODES", help="with --mode static")
+    add("--kappa", type=float, help="margin rule at temperature 0; 1 is lossless")
+    add("--temperature", type=_temperature, default=0.0)
+    add("--seed", type=int, default=0)
+    add("--max-tokens", type=_positive, default=256)
+    add("--stop", action="append", default=[], metavar="TEXT")
+    add("--raw", action="store_true", help="continue the text itself, without the chat template")
+    add("--color", choices=["auto", "always", "never"], default="auto")
+    return parser

@@ -1,0 +1,174 @@
+"""The draft and target actors: a worker behind a socket, in a process and on a device of its
+own."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import ray
+import torch
+
+from adaptivespec import tracing
+from adaptivespec.config import Compute, Settings
+from adaptivespec.controller import Limits
+from adaptivespec.drafters.build import make_drafter
+from adaptivespec.engine.build import make_target
+from adaptivespec.errors import LinkDown
+from adaptivespec.messages import Failed
+from adaptivespec.worker import DraftWorker, TargetWorker
+from transport.channel import Address, Channel, ChannelClosed, Listener
+from transport.frames import PROTOCOL_VERSION, TO_DRAFT, TO_TARGET
+from transport.link import LinkAddress, LinkEndpoint, LinkLayout, connect_link, open_link
+
+log = logging.getLogger(__name__)
+
+
+class TargetInfo(msgspec.Struct, frozen=True):
+    """What a loaded target says of itself."""
+
+    address: Address
+    pid: int
+    limits: Limits
+    vocab_size: int
+
+
+class DraftInfo(msgspec.Struct, frozen=True):
+    """What a loaded drafter says of itself."""
+
+    address: Address
+    pid: int
+    state_size: int
+
+
+class _Actor:
+    """A worker whose messages come over a channel on a thread of its own, one peer at a time; Ray
+    carries only the set-up."""
+
+    def __init__(self, settings: Settings, compute: Compute, role: str) -> None:
+        self._settings = settings
+        self._role = role
+        self._host = ray.util.get_node_ip_address() if compute.device == "cuda" else "127.0.0.1"
+        self._device = torch.device(compute.device)
+        torch.set_num_threads(compute.threads)
+        tracing.configure(f"adaptivespec-{role}")
+
+    def _layout(self, state_size: int) -> LinkLayout:
+        settings = self._settings
+        return LinkLayout(
+            max_rows=settings.target.max_running,
+            max_nodes=settings.max_shape.nodes,
+            max_state_rows=settings.max_state_rows,
+            state_size=state_size,
+            dtype=settings.model.dtype,
+        )
+
+    def _serve(self, handle: Callable[[Any], Any], messages: Any) -> Address:
+        """Start to answer messages; returns where."""
+        listener = Listener(self._host, PROTOCOL_VERSION)
+        threading.Thread(
+            target=self._run, args=(listener, handle, messages), name=self._role, daemon=True
+        ).start()
+        return listener.address
+
+    def _run(self, listener: Listener, handle: Callable[[Any], Any], messages: Any) -> None:
+        try:
+            while True:
+                with listener.accept(messages) as channel:
+                    try:
+                        _converse(channel, handle)
+                    except (ChannelClosed, LinkDown) as error:
+                        log.warning("the %s waits for a new controller: %s", self._role, error)
+        except BaseException:
+            # The worker's state is not to be trusted any more: whoever started it starts it anew.
+            log.exception("the %s ends", self._role)
+            os._exit(1)
+
+
+def _converse(channel: Channel[Any, Any], handle: Callable[[Any], Any]) -> None:
+    """Answer messages until the peer hangs up; it is told of whatever else ends this."""
+    try:
+        while True:
+            answer = handle(channel.recv())
+            if answer is not None:
+                channel.send(answer)
+    except ChannelClosed:
+        raise
+    except Exception as error:
+        channel.send(Failed(f"{type(error).__name__}: {error}"))
+        raise
+
+
+@ray.remote(max_concurrency=2, max_restarts=0)
+class TargetActor(_Actor):
+    """Owns the engine, and the target's end of the link."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, settings.target.compute, "target")
+
+    def load(self) -> TargetInfo:
+        """Load the model and start to serve. Raises ConfigError."""
+        settings = self._settings
+        engine = make_target(settings, self._device)
+        self._worker = TargetWorker(engine)
+        self._link_layout = self._layout(engine.state_size)
+        self._endpoints: dict[int, LinkEndpoint] = {}
+        return TargetInfo(
+            address=self._serve(self._worker.handle, TO_TARGET),
+            pid=os.getpid(),
+            limits=Limits.of(settings, engine.config.max_position_embeddings),
+            vocab_size=engine.config.vocab_size,
+        )
+
+    def open_link(self, generation: int) -> LinkAddress:
+        """Wait for the drafter of this generation, and for no earlier one any longer."""
+        for endpoint in self._endpoints.values():
+            endpoint.close()
+        endpoint = open_link(self._host, generation, self._link_layout)
+        self._endpoints = {generation: endpoint}
+        return endpoint.address
+
+    def join_link(self, generation: int) -> None:
+        """Meet the drafter; the worker takes the link at the next UseLink. Raises LinkDown."""
+        settings = self._settings
+        link = self._endpoints.pop(generation).accept(
+            self._device, settings.link_timeout_s, settings.link_setup_timeout_s
+        )
+        self._worker.offer_link(generation, link)
+
+
+@ray.remote(max_concurrency=2, max_restarts=0)
+class DraftActor(_Actor):
+    """Owns the drafter, and its end of the link."""
+
+    def __init__(self, settings: Settings) -> None:
+        assert settings.drafter is not None
+        super().__init__(settings, settings.drafter.compute, "draft")
+        self._info: DraftInfo | None = None
+
+    def load(self) -> DraftInfo:
+        """Load the drafter and start to serve; once loaded, say so again. Raises ConfigError."""
+        if self._info is None:
+            drafter = make_drafter(self._settings, self._device)
+            self._worker = DraftWorker(drafter)
+            self._info = DraftInfo(
+                address=self._serve(self._worker.handle, TO_DRAFT),
+                pid=os.getpid(),
+                state_size=drafter.state_size,
+            )
+        return self._info
+
+    def join_link(self, generation: int, address: LinkAddress) -> None:
+        """Meet the target; the worker takes the link at the next UseLink. Raises LinkDown."""
+        assert self._info is not None
+        settings = self._settings
+        link = connect_link(
+            address,
+            self._layout(self._info.state_size),
+            self._device,
+            settings.link_timeout_s,
+            settings.link_setup_timeout_s,
+        )
+        self._worker.offer_link(generation, link)
