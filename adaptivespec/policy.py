@@ -47,8 +47,7 @@ class DCS:
         return self._settings.low
 
     def signals(self) -> Signals:
-        s = self._settings
-        return Signals(s.alpha, s.patience, s.initial_acceptance)
+        return _signals(self._settings)
 
     def shapes(self, signals: Sequence[Signals]) -> list[Shape]:
         scale = self._settings.scale
@@ -61,10 +60,9 @@ class Static:
     def __init__(self, settings: StaticPolicy) -> None:
         self.start = settings.shape
         self.reachable = [settings.shape]
-        self._observer = DCS(DCSPolicy())
 
     def signals(self) -> Signals:
-        return self._observer.signals()
+        return _signals(DCSPolicy())
 
     def shapes(self, signals: Sequence[Signals]) -> list[Shape]:
         return [self.start] * len(signals)
@@ -73,6 +71,10 @@ class Static:
 def make_policy(settings: PolicySettings) -> Policy:
     """The policy that the settings describe."""
     return Static(settings) if isinstance(settings, StaticPolicy) else DCS(settings)
+
+
+def _signals(settings: DCSPolicy) -> Signals:
+    return Signals(settings.alpha, settings.patience, settings.initial_acceptance)
 
 
 def _line(low: Shape, high: Shape) -> tuple[list[float], list[Shape]]:

@@ -46,6 +46,10 @@ def test_five_fruitless_drafts_in_a_row_start_over() -> None:
     assert s.dcs == 0  # nothing was drafted yet
     s.update(depth=3, accepted=0)
     assert s.dcs == pytest.approx(0.9 * 0.7)
+    for _ in range(4):
+        assert s.dcs > 0
+        s.update(depth=3, accepted=0)
+    assert s.dcs == 0  # and again
 
 
 def test_any_acceptance_ends_a_fruitless_run() -> None:
