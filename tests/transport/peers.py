@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-_fresh = mp.get_context("forkserver")  # a clean process each, forked from one with torch loaded
-_fresh.set_forkserver_preload(["torch.distributed"])
+FRESH = mp.get_context("forkserver")  # a clean process each, forked from one with torch loaded
+FRESH.set_forkserver_preload(["torch.distributed"])
 
 
 @contextmanager
 def peer_process(run: Callable[..., None], *args: Any) -> Iterator[BaseProcess]:
     """Run `run(*args)` in a process of its own; whatever is left of it at the end is killed."""
-    process = _fresh.Process(target=run, args=args, daemon=True)
+    process = FRESH.Process(target=run, args=args, daemon=True)
     process.start()
     try:
         yield process
