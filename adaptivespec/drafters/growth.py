@@ -100,8 +100,8 @@ class GrowingTrees:
 
     def __init__(self, largest: Shape, requests: int, device: torch.device) -> None:
         self.width = max(largest.width, 1)
-        self.rows = 1 + 2 * max(largest.depth - 1, 0) * self.width
-        """Rows per request, the root's included: two drafts of the largest shape."""
+        self.rows = 1 + max(largest.depth - 1, 0) * self.width
+        """Rows per request, the root's included: the largest shape alone, or several others."""
         self._reach = max(largest.depth - 1, 1)  # levels that may be expanded
         self._device = device
         self._slots: dict[int, int] = {}

@@ -48,14 +48,14 @@ def commit_chains(rows: Rows, cache: KVCache) -> None:
 
 def pack_level(level: Level, cache: KVCache) -> Rows:
     """A level of trees whose root is the last committed row of its request, and whose expanded
-    nodes 1, 2, ... are the pending rows. Pending rows of nodes that were forgotten are dropped."""
+    nodes 1, 2, ... are the pending rows; those of a tree that was forgotten are dropped."""
     roots: list[int] = []
     segments = []
     for request, start, size, mask in zip(
         level.requests, level.starts, level.sizes, level.masks, strict=True
     ):
-        if cache.pending(request) >= start:
-            cache.commit(request, (), keep=range(start - 1))
+        if start == 1:
+            cache.commit(request, ())
         first = len(roots)
         roots += [cache.length(request) - 1] * size
         segments.append(Segment(request, first, len(roots), mask[:, 1:]))

@@ -15,6 +15,7 @@ from adaptivespec.policy import NO_DRAFT, Shape
 from tests.adaptivespec.drafters.trees import Path, assert_same, grow, nodes_of
 
 LARGEST = Shape(5, 4, 24)
+ROOMY = Shape(17, 4, 24)  # holds two trees of any shape up to LARGEST
 VOCAB = 12
 
 shapes = st.integers(1, LARGEST.depth).flatmap(
@@ -88,8 +89,8 @@ def reference(text: Path, shape: Shape) -> dict[Path, float]:
     return grow(children, shape)
 
 
-def planted(texts: Sequence[Path]) -> tuple[GrowingTrees, TableModel]:
-    trees, model = GrowingTrees(LARGEST, 20, torch.device("cpu")), TableModel()
+def planted(texts: Sequence[Path], largest: Shape = LARGEST) -> tuple[GrowingTrees, TableModel]:
+    trees, model = GrowingTrees(largest, 20, torch.device("cpu")), TableModel()
     for request, text in enumerate(texts):
         trees.open(request, text[-1])
         model.plant(trees, request, text)
@@ -113,7 +114,7 @@ def test_different_shapes_in_one_call_match_the_reference(chosen: list[Shape], s
 def test_a_second_draft_goes_on_where_the_first_stopped(
     first: Shape, second: Shape, seed: int
 ) -> None:
-    trees, model = planted([(seed,)])
+    trees, model = planted([(seed,)], ROOMY)
     trees.draft([0], [first], model)
     drafted = trees.draft([0], [second], model)
     assert_same(nodes_of(drafted, 0), reference((seed,), second))
@@ -130,7 +131,7 @@ def test_a_second_draft_goes_on_where_the_first_stopped(
 def test_advancing_keeps_what_was_expanded(
     first: Shape, second: Shape, seed: int, ranks: list[int]
 ) -> None:
-    trees, model = planted([(seed,), (2000, seed)])
+    trees, model = planted([(seed,), (2000, seed)], ROOMY)
     trees.draft([0, 1], [first, first], model)
     text: Path = (seed,)
     for rank in ranks:  # commit likely tokens, so that some are in the tree
@@ -167,6 +168,7 @@ def test_no_more_rows_than_there_is_room_for() -> None:
             shape = Shape(depth, width, 20)
             assert_same(nodes_of(trees.draft([0], [shape], model), 0), reference((7,), shape))
     assert all(row < trees.rows for _, row in model.texts)
+    assert len(model.expanded) > len(set(model.expanded)), "some were forgotten on the way"
 
 
 def test_a_root_without_known_children_drafts_nothing() -> None:
