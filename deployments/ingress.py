@@ -13,6 +13,7 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentHandle
 
+from adaptivespec import tracing
 from adaptivespec.config import Settings
 from adaptivespec.errors import Overloaded, TargetLost
 from adaptivespec.request import Delta, GenerationRequest
@@ -74,9 +75,14 @@ class Ingress:
     knows what fits; this deployment only has to let them through."""
 
     def __init__(self, settings: Settings, orchestrator: DeploymentHandle) -> None:
+        tracing.configure("adaptivespec-ingress")
         self._tokenizer = load_tokenizer(settings.model.path)
         self._backend = ServeBackend(orchestrator)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once per replica, after the constructor."""
         return create_app(self._backend, self._tokenizer)
+
+    def __del__(self) -> None:
+        """Called by Serve when the replica stops."""
+        tracing.shutdown()

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 import adaptivespec
 from adaptivespec.errors import Overloaded, RequestError, TargetLost
+from adaptivespec.request import GenerationRequest
 from adaptivespec.tokenizer import Tokenizer
 from deployments.backend import Backend
 from deployments.openai import conversion, openapi
@@ -82,11 +83,15 @@ class Api:
         body = parse(await read_body(request, self._max_body_bytes))
         limits = await self._ready_limits()
         conversion.check_model(body.model, limits)
-        # In a thread: a megabyte of text takes a second, in which other streams must go on.
-        prompt = await asyncio.to_thread(tokenise, body, self._tokenizer, limits)
+
+        async def prepare(traceparent: str | None) -> GenerationRequest:
+            # In a thread: a megabyte of text takes a second, in which other streams must go on.
+            prompt = await asyncio.to_thread(tokenise, body, self._tokenizer, limits)
+            return conversion.generation_request(body, prompt, limits, traceparent)
+
         return Answer(
             self._backend,
-            conversion.generation_request(body, prompt, limits, traceparent=None),
+            prepare,
             Replies(dialect, limits.model),
             streaming=bool(body.stream),
             include_usage=bool(body.stream_options and body.stream_options.include_usage),

@@ -7,10 +7,11 @@ from typing import Any
 from starlette.types import Receive
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
     """Run `work`, and cancel it when the client disconnects; return when it has ended, cleaned up
-    after itself included. Raises what it raises. ASGI servers do not cancel a request whose client
-    has left: they say so to those who listen, also while there is nothing to send."""
+    after itself included. Returns whether the client stayed; raises what `work` raises. ASGI
+    servers do not cancel a request whose client has left: they tell those who listen, also while
+    there is nothing to send."""
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))
     try:
@@ -22,8 +23,9 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
         await asyncio.wait((working, watching))
     if working.cancelled():
         watching.result()
-    else:
-        working.result()
+        return False
+    working.result()
+    return True
 
 
 async def _disconnected(receive: Receive) -> None:

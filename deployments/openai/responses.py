@@ -86,6 +86,7 @@ class Reply(Struct, frozen=True):
 class Dialect(Protocol):
     """In what the two endpoints' replies differ."""
 
+    operation: Literal["chat", "text_completion"]  # gen_ai.operation.name
     id_prefix: str
     whole_object: str
     chunk_object: str
@@ -108,6 +109,7 @@ class Dialect(Protocol):
 
 
 class ChatDialect(Dialect):
+    operation: Literal["chat"] = "chat"
     id_prefix = "chatcmpl-"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -126,6 +128,7 @@ class ChatDialect(Dialect):
 
 
 class TextDialect(Dialect):
+    operation: Literal["text_completion"] = "text_completion"
     id_prefix = "cmpl-"
     whole_object = chunk_object = "text_completion"
 
@@ -149,7 +152,7 @@ class Replies:
         self.dialect = dialect
         self.id = dialect.id_prefix + uuid.uuid4().hex
         self._created = int(time.time())
-        self._model = model
+        self.model = model
 
     def whole(self, text: str, reason: FinishReason, usage: Usage) -> Reply:
         choices = [self.dialect.whole(text, reason)]
@@ -164,4 +167,4 @@ class Replies:
     def _reply(
         self, kind: str, choices: list[Struct], usage: UsageBody | UnsetType | None
     ) -> Reply:
-        return Reply(self.id, kind, self._created, self._model, choices, usage)
+        return Reply(self.id, kind, self._created, self.model, choices, usage)

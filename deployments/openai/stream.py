@@ -15,7 +15,6 @@ HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # nginx would collect events
 }
-CUT_SHORT = "the target engine ended the answer before it was finished"
 DONE = b"data: [DONE]\n\n"
 
 
@@ -34,7 +33,7 @@ async def events(
     then ends without [DONE], which says to every other client that the answer is not whole.
     """
     no_usage = None if include_usage else UNSET
-    started = finished = False
+    started = False
     try:
         async for delta in deltas:
             choices = [] if started else replies.dialect.opening()
@@ -42,17 +41,14 @@ async def events(
             if delta.text:
                 choices.append(replies.dialect.piece(delta.text))
             if delta.finish_reason is not None:
-                finished = True
                 choices.append(replies.dialect.closing(delta.finish_reason))
             out = [event(replies.chunk([choice], no_usage)) for choice in choices]
-            if finished and include_usage:
-                out.append(event(replies.chunk([], delta.usage)))
-            if finished:
+            if delta.finish_reason is not None:
+                if include_usage:
+                    out.append(event(replies.chunk([], delta.usage)))
                 out.append(DONE)
             if out:
                 yield b"".join(out)
-        if not finished:
-            raise TargetLost(CUT_SHORT)
     except (RequestError, Overloaded, TargetLost) as error:
         if not started:
             raise

@@ -37,7 +37,7 @@ class Server:
 def serving(app: FastAPI) -> Iterator[Server]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = Server(listener.getsockname()[1])
-        config = uvicorn.Config(app, log_level="warning", lifespan="on")
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
         http = uvicorn.Server(config)
 
         def run() -> None:
