@@ -47,6 +47,7 @@ from adaptivespec.policy import Policy
 from adaptivespec.request import NOTHING_USED, GenerationRequest, Origin, Usage
 from adaptivespec.sequence import Sequence, Sink
 from adaptivespec.shape import NO_DRAFT, Shape
+from adaptivespec.step_trace import StepTrace
 from adaptivespec.tokenizer import Tokenizer
 from adaptivespec.tree import depths
 from adaptivespec.worker import Port
@@ -98,6 +99,19 @@ class StepTimes(NamedTuple):
     def overhead(self) -> float:
         """Policy, messages, link and bookkeeping."""
         return self.total - self.draft - self.verify
+
+
+class _Plan(NamedTuple):
+    """Who does what in a step. `shapes` go with `drafting`."""
+
+    drafting: list[Sequence]
+    shapes: list[Shape]
+    plain: list[Sequence]
+
+    @property
+    def batch(self) -> list[Sequence]:
+        """All that verify, in the order of the rows."""
+        return self.drafting + self.plain
 
 
 class _Trees(NamedTuple):
@@ -160,6 +174,7 @@ class Controller:
         self._closed: list[Sequence] = []
         self._model_s = (0.0, 0.0)
         self._past = NOTHING_USED
+        self._trace = StepTrace()
         self._on_drafter_lost = on_drafter_lost
 
     # -- requests ---------------------------------------------------------------------------------
@@ -288,17 +303,17 @@ class Controller:
         started = time.perf_counter()
         self._model_s = (0.0, 0.0)
         self._admit()
+        self._trace.begin(self._running.values())
         self._settle()
         chunks = self._next_chunks()
-        drafting, shapes, plain = self._plan()
-        verified = self._draft_and_verify(chunks, drafting, shapes, plain)
-        if verified is None:
-            return
-        batch = drafting + plain
-        if batch:
-            self._accept(batch, _Trees.of(verified))
-        self._start(chunks, verified.first_tokens)
-        self.times.append(StepTimes(time.perf_counter() - started, *self._model_s))
+        plan = self._plan()
+        if plan.batch or chunks:
+            verified = self._draft_and_verify(chunks, plan)
+            if plan.batch:
+                self._accept(plan.batch, _Trees.of(verified))
+            self._start(chunks, verified.first_tokens)
+            self.times.append(StepTimes(time.perf_counter() - started, *self._model_s))
+        self._trace.end()
 
     def _admit(self) -> None:
         """Start waiting requests, in order, while slots and cache tokens last."""
@@ -374,54 +389,48 @@ class Controller:
                 chunks.append(Chunk(sequence.id, tokens, final))
         return chunks
 
-    def _plan(self) -> tuple[list[Sequence], list[Shape], list[Sequence]]:
+    def _plan(self) -> _Plan:
         """Which requests draft, in what shapes, and which decode plainly in this step."""
         decoding = [s for s in self._running.values() if s.decoding]
         ready = [s for s in decoding if s.fed == len(s.tokens) and s.signals.confidence > 0]
         by_policy = iter(
             self._policy.shapes([s.signals for s in ready if s.request.mode == "adaptive"])
         )
-        drafting, shapes = [], []
+        plan = _Plan([], [], [])
         for sequence in ready:
             adaptive = sequence.request.mode == "adaptive"
             wanted = next(by_policy) if adaptive else sequence.request.shape or self._policy.start
             shape = sequence.fit(wanted)
+            self._trace.drafted(sequence, shape)
             if shape != NO_DRAFT:
-                drafting.append(sequence)
-                shapes.append(shape)
-        drafted = {s.id for s in drafting}
-        return drafting, shapes, [s for s in decoding if s.id not in drafted]
+                plan.drafting.append(sequence)
+                plan.shapes.append(shape)
+        drafted = {s.id for s in plan.drafting}
+        plan.plain.extend(s for s in decoding if s.id not in drafted)
+        return plan
 
-    def _draft_and_verify(
-        self,
-        chunks: list[Chunk],
-        drafting: list[Sequence],
-        shapes: list[Shape],
-        plain: list[Sequence],
-    ) -> Verified | None:
-        """One forward pass of the target; None when there is nothing to compute. The target waits
-        for the trees itself, so a drafter that dies here costs its trees and nothing else."""
-        batch = drafting + plain
-        if not batch and not chunks:
-            return None
-        drafter = self._drafter
-        if drafting and drafter is not None:
+    def _draft_and_verify(self, chunks: list[Chunk], plan: _Plan) -> Verified:
+        """One forward pass of the target. It waits for the trees itself, so a drafter that dies
+        here costs its trees and nothing else."""
+        if plan.drafting and self._drafter is not None:
+            traces = self._trace.contexts(plan.drafting)
             try:
-                drafter.post(Draft([s.id for s in drafting], shapes))
+                self._drafter.post(Draft([s.id for s in plan.drafting], plan.shapes, traces))
             except DrafterLost as error:
                 self._lose_drafter(error)
         self._target.post(
             Verify(
-                requests=[s.id for s in batch],
-                roots=[s.tokens[-1] for s in batch],
-                drafted=len(drafting) if self._drafter else 0,
-                nodes=max((s.nodes for s in shapes), default=1),
+                requests=[s.id for s in plan.batch],
+                roots=[s.tokens[-1] for s in plan.batch],
+                drafted=len(plan.drafting) if self._drafter else 0,
+                nodes=max((s.nodes for s in plan.shapes), default=1),
                 chunks=chunks,
+                traces=self._trace.contexts(self._running.values()),
             )
         )
         verified = _expect(Verified, self._target.reply(), TargetLost)
         self._spend(verify=verified.forward_s)
-        if drafting and self._drafter is not None:
+        if plan.drafting and self._drafter is not None:
             try:
                 if verified.link_down:
                     raise DrafterLost(verified.link_down)
@@ -448,13 +457,16 @@ class Controller:
             result.path.tolist(),
             tokens.tolist(),
             jumps.nodes.tolist(),
+            jumps.total.tolist(),
+            jumps.smallest.tolist(),
             result.accepted.tolist(),
             result.bonus.tolist(),
             drafted.tolist(),
             depth.tolist(),
             strict=True,
         )
-        for sequence, path, run, jumped, accepted, bonus, nodes, levels in rows:
+        for sequence, path, run, jumped, total, margin, accepted, bonus, nodes, levels in rows:
+            self._trace.accepted(sequence, nodes + 1, accepted, total, margin)
             sequence.steps += 1
             sequence.drafted += nodes
             sequence.cached += accepted + 1
@@ -472,6 +484,7 @@ class Controller:
         for chunk in chunks:
             sequence = self._running[chunk.request]
             sequence.cached += len(chunk.tokens)
+            self._trace.prefilled(sequence, len(chunk.tokens))
             if chunk.final and sequence.emit([next(firsts)], [Origin.TARGET]):
                 self._finish(sequence)
 

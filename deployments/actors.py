@@ -126,7 +126,7 @@ class TargetActor(_Actor):
         """Wait for the drafter of this generation, and for no earlier one any longer."""
         for endpoint in self._endpoints.values():
             endpoint.close()
-        endpoint = open_link(self._host, generation, self._link_layout)
+        endpoint = open_link(self._host, generation, self._link_layout, self._device)
         self._endpoints = {generation: endpoint}
         return endpoint.address
 
@@ -134,7 +134,7 @@ class TargetActor(_Actor):
         """Meet the drafter; the worker takes the link at the next UseLink. Raises LinkDown."""
         settings = self._settings
         link = self._endpoints.pop(generation).accept(
-            self._device, settings.link_timeout_s, settings.link_setup_timeout_s
+            settings.link_timeout_s, settings.link_setup_timeout_s
         )
         self._worker.offer_link(generation, link)
 

@@ -29,7 +29,9 @@ def build(args: dict[str, Any]) -> Application:
         placement_group_strategy="PACK",
         ray_actor_options={"num_cpus": settings.orchestrator_cpus, "runtime_env": runtime_env},
     )
-    ingress = Ingress.options(
+    ingress = serve.deployment(
+        Ingress,
+        name="Ingress",
         max_ongoing_requests=_UNBOUNDED,
         ray_actor_options={"num_cpus": settings.ingress_cpus, "runtime_env": runtime_env},
     )

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from adaptivespec.config import Compute, Settings
 from adaptivespec.controller import DraftPort, TargetPort
 from adaptivespec.errors import AdaptiveSpecError, DrafterLost, TargetLost
-from deployments.actors import DraftActor, TargetActor, TargetInfo
+from deployments.actors import DraftActor, DraftInfo, TargetActor, TargetInfo
 from transport.frames import FROM_DRAFT, FROM_TARGET
 from transport.port import open_port
 
@@ -63,10 +63,11 @@ class Cell:
         """Connect a drafter, starting one unless the present one still answers, and join it to the
         target by a link of a new generation. Raises ConfigError for what a restart cannot cure,
         DrafterLost otherwise."""
-        assert self._target is not None
-        info = await self._live_drafter()
+        target = self._target
+        assert target is not None
+        draft, info = await self._live_drafter()
         self._generation += 1
-        generation, target, draft = self._generation, self._target, self._draft
+        generation = self._generation
         timeout_s = self._settings.link_timeout_s
         port: DraftPort = await asyncio.to_thread(
             open_port, info.address, FROM_DRAFT, timeout_s, DrafterLost
@@ -83,17 +84,18 @@ class Cell:
         log.info("drafter ready: %s, link generation %d", info, generation)
         return Linked(port, generation, info.state_size > 0)
 
-    async def _live_drafter(self) -> Any:
+    async def _live_drafter(self) -> tuple[ActorHandle, DraftInfo]:
         if self._draft is not None:
             try:
-                return await _call(self._draft.load, _ALIVE_S, DrafterLost)
+                return self._draft, await _call(self._draft.load, _ALIVE_S, DrafterLost)
             except DrafterLost as error:
                 log.warning("restarting the drafter: %s", error)
                 _kill(self._draft)
         drafter = self._settings.drafter
         assert drafter is not None
         self._draft = self._spawn(DraftActor, DRAFT_BUNDLE, drafter.compute)
-        return await _call(self._draft.load, self._settings.startup_timeout_s, DrafterLost)
+        startup_s = self._settings.startup_timeout_s
+        return self._draft, await _call(self._draft.load, startup_s, DrafterLost)
 
     def stop(self) -> None:
         """Kill both actors."""

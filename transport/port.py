@@ -1,6 +1,6 @@
 """The controller's port to a worker in another process."""
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -41,8 +41,8 @@ class ChannelPort(Generic[Message, Reply]):
 
 
 def open_port(
-    address: Address, reply_type: type, timeout_s: float, lost: type[Exception]
-) -> ChannelPort[Message, Reply]:
+    address: Address, reply_type: Any, timeout_s: float, lost: type[Exception]
+) -> ChannelPort[Any, Any]:
     """Connect to a worker's listener; whatever fails raises `lost`."""
     try:
         channel = connect(address, PROTOCOL_VERSION, reply_type, timeout_s)

@@ -1,0 +1,68 @@
+"""The spans of one step: one per traced request, open while the workers add theirs below it."""
+
+from collections.abc import Iterable
+
+from opentelemetry.trace import Span
+
+from adaptivespec.sequence import Sequence
+from adaptivespec.shape import Shape
+from adaptivespec.tracing import start_step_span, traceparent_of
+
+
+class StepTrace:
+    """Costs nothing for a request that is not traced: it has no traceparent."""
+
+    def __init__(self) -> None:
+        self._spans: dict[int, tuple[Span, str]] = {}
+
+    def begin(self, sequences: Iterable[Sequence]) -> None:
+        """Open a span for each sampled request."""
+        for sequence in sequences:
+            span = start_step_span(sequence.request.traceparent)
+            if context := traceparent_of(span):
+                self._spans[sequence.id] = span, context
+
+    def contexts(self, sequences: Iterable[Sequence]) -> list[str]:
+        """What the workers need to record their own spans below these requests' steps."""
+        if not self._spans:
+            return []
+        return [self._spans[s.id][1] for s in sequences if s.id in self._spans]
+
+    def drafted(self, sequence: Sequence, shape: Shape) -> None:
+        """Note what the policy saw and what it chose; before the step's outcome changes either."""
+        if sequence.id in self._spans:
+            signals = sequence.signals
+            self._spans[sequence.id][0].set_attributes(
+                {
+                    "adaptivespec.shape": list(shape),
+                    "adaptivespec.confidence": signals.confidence,
+                    "adaptivespec.rolling_acceptance": signals.acceptance,
+                    "adaptivespec.dcs": signals.dcs,
+                }
+            )
+
+    def accepted(
+        self, sequence: Sequence, nodes: int, accepted: int, promoted: int, margin: float
+    ) -> None:
+        """Note the outcome: nodes verified, root included; `margin` is the smallest promoted ratio
+        p(node) / p(top-1), 1 without a promotion."""
+        if sequence.id in self._spans:
+            self._spans[sequence.id][0].set_attributes(
+                {
+                    "adaptivespec.nodes": nodes,
+                    "adaptivespec.accepted": accepted,
+                    "adaptivespec.promoted": promoted,
+                    "adaptivespec.smallest_promoted_margin": margin,
+                }
+            )
+
+    def prefilled(self, sequence: Sequence, tokens: int) -> None:
+        """Note the prompt tokens that this step computed."""
+        if sequence.id in self._spans:
+            self._spans[sequence.id][0].set_attribute("adaptivespec.prompt_tokens", tokens)
+
+    def end(self) -> None:
+        """Close all spans."""
+        for span, _ in self._spans.values():
+            span.end()
+        self._spans.clear()
