@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import msgspec
 
@@ -49,8 +50,9 @@ class Orchestrator:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """Yield what each step adds to the request. Closing early frees its slot and cache.
         Raises RequestError, Overloaded, TargetLost."""
-        async for delta in self._loop.generate(request):
-            yield delta
+        async with aclosing(self._loop.generate(request)) as deltas:
+            async for delta in deltas:
+                yield delta
 
     async def status(self) -> Status:
         """State, load and limits. Asks the target, so that "ready" means it answered just now."""

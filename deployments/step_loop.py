@@ -5,7 +5,7 @@ import concurrent.futures
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
 from adaptivespec.controller import Controller
@@ -60,7 +60,7 @@ class StepLoop:
         """Run `question` on the controller between two steps. Raises TargetLost without one."""
         return await self._call(lambda: question(self._require()))
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """Submit a request and yield its deltas; leaving the iterator early cancels it."""
         events: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         loop = asyncio.get_running_loop()
