@@ -105,6 +105,17 @@ def test_chunks_give_the_logits_of_one_pass(cut: int) -> None:
     same(torch.cat(parts), whole)
 
 
+def test_a_long_prompt_in_chunks() -> None:
+    model = tiny_model(max_position_embeddings=4096)
+    decoder = as_decoder(model)
+    tokens = (TOKENS * 250)[:2900]
+    cache = decoder.new_cache(len(tokens))
+    cache.open(0, len(tokens))
+    for start in range(0, len(tokens), 256):
+        logits = prefill(decoder, cache, 0, tokens[start : start + 256])
+    same(logits[-1], reference(model, tokens)[-1])
+
+
 def test_a_packed_batch_gives_each_request_its_own_logits() -> None:
     decoder = tiny_decoder()
     cache = decoder.new_cache(256)
