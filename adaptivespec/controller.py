@@ -201,7 +201,7 @@ class Controller:
         output = OutputStream(
             self._tokenizer,
             stop=request.stop,
-            eos=self._tokenizer.eos_ids,
+            eos=frozenset() if request.ignore_eos else self._tokenizer.eos_ids,
             max_tokens=request.max_tokens,
         )
         sequence = Sequence(

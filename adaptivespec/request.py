@@ -17,6 +17,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: "adaptive" follows the server's policy, "static" drafts `shape` (the policy's start shape
     when None) at every step, "off" is plain decoding. `kappa` acts at temperature 0 only.
+    `ignore_eos` goes on past the end of the turn, for measurements of equal length.
     `traceparent` is the W3C context of the caller's span, None when not sampled.
     """
 
@@ -24,6 +25,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     sampling: SamplingParams = SamplingParams()
     stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
     mode: Mode = "adaptive"
     kappa: float = 1.0
     shape: Shape | None = None

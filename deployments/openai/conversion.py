@@ -58,6 +58,7 @@ def generation_request(
         max_tokens=_max_tokens(body, len(prompt), status),
         sampling=sampling,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        ignore_eos=bool(body.ignore_eos),
         mode=speculation.mode,
         kappa=status.kappa if speculation.kappa is None else speculation.kappa,
         shape=speculation.shape,

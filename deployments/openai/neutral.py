@@ -16,7 +16,6 @@ _BOTH: Neutral = {
     "frequency_penalty": (None, 0),
     "repetition_penalty": (None, 1),
     "logit_bias": (None, {}),
-    "ignore_eos": (None, False),
     "min_tokens": (None, 0),
 }
 CHAT: Neutral = _BOTH | {

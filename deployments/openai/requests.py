@@ -66,6 +66,7 @@ class GenerationBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stop: StopString | StopStrings | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
     speculation: Speculation | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
