@@ -176,6 +176,11 @@ class Channel(Generic[Send, Recv]):
                 raise ChannelClosed(f"{by} has closed the channel")
             self._end += received
 
+    @property
+    def local_host(self) -> str:
+        """The IP address of this machine by which the peer knows it."""
+        return str(self._sock.getsockname()[0])
+
     def _shut(self) -> None:
         """Make every call on the connection, in any thread and on the peer's side, return."""
         self._closed = True

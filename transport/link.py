@@ -9,7 +9,6 @@ rebuild one while others live. The target opens an endpoint and gives its addres
 """
 
 import os
-import socket
 import time
 from datetime import timedelta
 from typing import Any, Literal, NoReturn
@@ -18,7 +17,6 @@ import msgspec
 import torch
 from torch import Tensor
 from torch.distributed import (  # type: ignore[attr-defined]
-    PrefixStore,
     ProcessGroupGloo,
     Store,
     TCPStore,
@@ -27,9 +25,11 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from adaptivespec.errors import LinkDown
 from adaptivespec.tree import DraftTrees
+from transport.channel import Address, Channel, Listener, connect
 
 Backend = Literal["gloo", "nccl"]
 
+_VERSION = 1  # of the rendezvous and of what travels in a tensor
 _TARGET, _DRAFT = 0, 1
 _TREES, _STATES, _HELLO = range(3)  # kinds of messages
 
@@ -45,18 +45,36 @@ class LinkLayout(msgspec.Struct, frozen=True):
 
 
 class LinkAddress(msgspec.Struct, frozen=True):
-    """Where the target waits for the drafter of this generation."""
+    """Where the target waits for the drafter of this generation, and no other's."""
 
-    host: str
-    port: int
+    rendezvous: Address
     generation: int
 
 
-class _Card(msgspec.Struct, frozen=True):
-    """What each end tells the other at the rendezvous."""
+class _Card(msgspec.Struct, frozen=True, tag=True):
+    """What each end tells the other first. All but the device must agree."""
 
+    generation: int
     layout: LinkLayout
     device: str
+
+
+class _Entry(msgspec.Struct, frozen=True, tag=True):
+    """Something that torch.distributed puts into the store."""
+
+    key: str
+    value: bytes
+
+
+class _StoreAt(msgspec.Struct, frozen=True, tag=True):
+    """Where the target serves a store of torch.distributed."""
+
+    host: str
+    port: int
+
+
+_Message = _Card | _Entry | _StoreAt
+_Rendezvous = Channel[_Message, _Message]
 
 
 def device_identity(device: torch.device) -> str:
@@ -77,35 +95,35 @@ def backend(target: str, draft: str) -> Backend:
 class LinkEndpoint:
     """The target's side before the drafter has come."""
 
-    def __init__(self, address: LinkAddress, layout: LinkLayout, device: torch.device) -> None:
-        self._layout = layout
+    def __init__(
+        self, host: str, generation: int, layout: LinkLayout, device: torch.device
+    ) -> None:
+        self._listener = Listener(host, _VERSION)
+        self._card = _Card(generation, layout, device_identity(device))
         self._device = device
-        self._store: TCPStore | None = TCPStore(
-            address.host, address.port, world_size=2, is_master=True, wait_for_workers=False
-        )
-        self.address = msgspec.structs.replace(address, port=self._store.port)
-        self._store.set("generation", str(address.generation))
-        _show(self._store, self.address, _TARGET, layout, device)
+        self.address = LinkAddress(self._listener.address, generation)
 
     def accept(self, timeout: float, setup_timeout: float) -> "TorchLink":
-        """Wait up to `setup_timeout` seconds for the drafter; `timeout` then bounds every wait on
-        the link. Raises LinkDown. An endpoint makes one link, whatever comes of it."""
-        if self._store is None:
-            raise LinkDown("the endpoint has been used or closed")
-        store, self._store = self._store, None
-        return _rendezvous(
-            store, self.address, _TARGET, self._layout, self._device, timeout, setup_timeout
-        )
+        """Wait for the drafter; `setup_timeout` bounds each of the few waits of the set-up and
+        `timeout` every wait on the link, in seconds. Raises LinkDown. An endpoint makes one link,
+        whatever comes of it."""
+        try:
+            channel = self._listener.accept(_Message, setup_timeout)
+        except (OSError, RuntimeError) as error:
+            raise LinkDown(f"no drafter has come: {error}") from error
+        finally:
+            self._listener.close()
+        return _set_up(channel, _TARGET, self._card, self._device, timeout, setup_timeout)
 
     def close(self) -> None:
         """Stop waiting for the drafter; idempotent."""
-        self._store = None
+        self._listener.close()
 
 
 def open_link(host: str, generation: int, layout: LinkLayout, device: torch.device) -> LinkEndpoint:
     """Target side: listen on a free port of `host` (a name or IP address of this machine that the
     drafter can reach) for the drafter of this generation."""
-    return LinkEndpoint(LinkAddress(host, 0, generation), layout, device)
+    return LinkEndpoint(host, generation, layout, device)
 
 
 def connect_link(
@@ -115,79 +133,96 @@ def connect_link(
     timeout: float,
     setup_timeout: float,
 ) -> "TorchLink":
-    """Drafter side: meet the target; `setup_timeout` bounds each of the few waits of the set-up and
-    `timeout` every wait on the link, in seconds. Raises LinkDown: nobody is there, or it is of
-    another generation or layout."""
-    where = (address.host, address.port)
+    """Drafter side: meet the target; timeouts as in `LinkEndpoint.accept`. Raises LinkDown: nobody
+    is there, or it is of another generation or layout."""
+    card = _Card(address.generation, layout, device_identity(device))
     try:
-        with socket.create_connection(where, setup_timeout) as probe:  # a store client retries
-            host = probe.getsockname()[0]
-        store = TCPStore(*where, 2, False, timeout=timedelta(seconds=setup_timeout))
-        found = int(store.get("generation"))
+        channel = connect(address.rendezvous, _VERSION, _Message, setup_timeout)
     except (OSError, RuntimeError) as error:
-        raise LinkDown(f"no target at {address.host}:{address.port}: {error}") from error
-    if found != address.generation:
-        raise LinkDown(f"the target's link is of generation {found}, not {address.generation}")
-    _show(store, address, _DRAFT, layout, device)
-    here = msgspec.structs.replace(address, host=host)
-    return _rendezvous(store, here, _DRAFT, layout, device, timeout, setup_timeout)
+        raise LinkDown(f"no target: {error}") from error
+    return _set_up(channel, _DRAFT, card, device, timeout, setup_timeout)
 
 
-def _keys(store: Store, address: LinkAddress) -> Store:
-    """The part of the store that belongs to one generation."""
-    return PrefixStore(f"link/{address.generation}", store)
-
-
-def _show(
-    store: Store, address: LinkAddress, rank: int, layout: LinkLayout, device: torch.device
-) -> None:
-    card = _Card(layout, device_identity(device))
-    _keys(store, address).set(f"card/{rank}", msgspec.json.encode(card).decode())
-
-
-def _rendezvous(
-    store: Store,
-    address: LinkAddress,
+def _set_up(
+    channel: _Rendezvous,
     rank: int,
-    layout: LinkLayout,
+    card: _Card,
     device: torch.device,
     timeout: float,
     setup_timeout: float,
 ) -> "TorchLink":
-    """Read the peer's card and make the process group. `address.host` is this side's own."""
-    keys = _keys(store, address)
-    keys.set_timeout(timedelta(seconds=setup_timeout))
+    """Exchange cards over the channel, which then is closed, and make the process group."""
     try:
-        card = msgspec.json.decode(keys.get(f"card/{1 - rank}"), type=_Card)
-    except RuntimeError as error:
-        raise LinkDown(f"no peer within {setup_timeout} s: {error}") from error
-    if card.layout != layout:
-        raise LinkDown(f"the peer's layout is {card.layout}, this side's {layout}")
-    ends = (device_identity(device), card.device)
-    chosen = backend(*(ends if rank == _TARGET else ends[::-1]))
-    make = _nccl if chosen == "nccl" else _gloo
-    try:
-        group = make(keys, rank, address.host, timedelta(seconds=setup_timeout))
-        link = TorchLink(group, chosen, rank, layout, device, timeout)
-        link._greet(setup_timeout)
-    except RuntimeError as error:
-        raise LinkDown(f"the peer went during the set-up: {error}") from error
-    return link
+        with channel:
+            channel.send(card)
+            peer = channel.recv(setup_timeout)
+            if (
+                not isinstance(peer, _Card)
+                or msgspec.structs.replace(peer, device=card.device) != card
+            ):
+                raise LinkDown(f"the peer is {peer}, this side {card}")
+            ends = (card.device, peer.device)
+            chosen = backend(*(ends if rank == _TARGET else ends[::-1]))
+            make = _nccl if chosen == "nccl" else _gloo
+            group = make(channel, rank, setup_timeout)
+            link = TorchLink(group, chosen, rank, card.layout, device, timeout)
+            link._greet(setup_timeout)
+            return link
+    except (OSError, RuntimeError) as error:
+        raise LinkDown(f"no link has come about: {error}") from error
 
 
-def _gloo(store: Store, rank: int, host: str, timeout: timedelta) -> Any:
+class _PairStore(Store):
+    """The store through which a group of two exchanges its addresses: what one end sets, the other
+    gets. A TCPStore would do, but it looks up the name of every address it connects to, and without
+    a name server that takes longer than a link may."""
+
+    def __init__(self, channel: _Rendezvous, timeout: float) -> None:
+        super().__init__()
+        self._channel = channel
+        self._timeout = timeout
+        self._entries: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # stubs say str
+        self._entries[key] = value
+        self._channel.send(_Entry(key, value))
+
+    def get(self, key: str) -> bytes:
+        while key not in self._entries:
+            entry = self._channel.recv(self._timeout)
+            if not isinstance(entry, _Entry):
+                raise LinkDown(f"the peer sent {entry} instead of a store entry")
+            self._entries[entry.key] = entry.value
+        return self._entries[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self.get(key)
+
+
+def _gloo(channel: _Rendezvous, rank: int, timeout: float) -> Any:
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timeout
+    options._devices = [ProcessGroupGloo.create_device(hostname=channel.local_host)]
+    options._timeout = timedelta(seconds=timeout)
     options._threads = 1  # for collectives, which a link has none of
-    return ProcessGroupGloo(store, rank, 2, options)
+    return ProcessGroupGloo(_PairStore(channel, timeout), rank, 2, options)
 
 
-def _nccl(store: Store, rank: int, host: str, timeout: timedelta) -> Any:
+def _nccl(channel: _Rendezvous, rank: int, timeout: float) -> Any:
     from torch.distributed import ProcessGroupNCCL  # missing from builds of torch without CUDA
 
+    limit = timedelta(seconds=timeout)
+    # Its threads use the store for as long as the group lives: one without Python in it.
+    if rank == _TARGET:
+        store = TCPStore(channel.local_host, 0, 2, True, limit, wait_for_workers=False)
+        channel.send(_StoreAt(channel.local_host, store.port))
+    else:
+        at = channel.recv(timeout)
+        if not isinstance(at, _StoreAt):
+            raise LinkDown(f"the peer sent {at} instead of its store's address")
+        store = TCPStore(at.host, at.port, 2, False, limit)
     options = ProcessGroupNCCL.Options()
-    options._timeout = timeout
+    options._timeout = limit
     # By default the group's watchdog ends the process when the peer is lost; a link must survive.
     saved = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING")
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
