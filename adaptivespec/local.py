@@ -44,9 +44,9 @@ class LocalSystem:
     def load(cls, settings: Settings) -> "LocalSystem":
         """Load everything that the settings name. Raises ConfigError."""
         torch.set_num_threads(settings.target.compute.threads)
-        engine = make_target(settings, torch.device(settings.target.compute.device))
-        drafter = settings.drafter and make_drafter(
-            settings, torch.device(settings.drafter.compute.device)
+        engine = make_target(settings, settings.target.compute.device)
+        drafter = (
+            make_drafter(settings, settings.drafter.compute.device) if settings.drafter else None
         )
         return cls(settings, engine, load_tokenizer(settings.model.path), drafter)
 

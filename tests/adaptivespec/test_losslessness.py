@@ -1,0 +1,122 @@
+"""kappa = 1, float32: whatever the drafter, the policy and the batch, output is transformers' own.
+
+The packaged model, 30 prompts of 64 tokens: one at a time, eight at once with requests joining and
+leaving, and with a drafter that dies twice in every answer.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptivespec.config import Settings, load_settings
+from adaptivespec.drafters.build import make_drafter
+from adaptivespec.engine.build import make_target
+from adaptivespec.engine.engine import TargetEngine
+from adaptivespec.local import LocalSystem
+from adaptivespec.request import Delta, GenerationRequest
+from tests.e2e.drafters import write_lens_head
+from tests.smollm2 import PROMPTS, chat, greedy, save_shallow_lm, tokenizer
+
+MAX_TOKENS = 64
+POLICIES = {"dcs": {"kind": "dcs"}, "static": {"kind": "static", "shape": [5, 4, 16]}}
+TRIAL_HEAD = Path(__file__).parents[3] / "shared" / "data" / "trial-head"
+
+Drafter = dict[str, Any]
+"""The settings of one."""
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[int]]:
+    return {prompt: greedy(chat(prompt), MAX_TOKENS) for prompt in PROMPTS}
+
+
+@pytest.fixture(scope="module", params=["lookup", "lm", "eagle3"])
+def drafter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Drafter:
+    folder = tmp_path_factory.mktemp(request.param)
+    match request.param:
+        case "lm":
+            return {"kind": "lm", "path": str(save_shallow_lm(folder)), "dtype": "float32"}
+        case "eagle3":
+            # A trained head, where a developer has one, has longer paths accepted.
+            path = TRIAL_HEAD if TRIAL_HEAD.exists() else write_lens_head(folder)
+            return {"kind": "eagle3", "path": str(path), "dtype": "float32"}
+        case kind:
+            return {"kind": kind}
+
+
+@pytest.fixture(scope="module")
+def engine(drafter: Drafter) -> TargetEngine:
+    """Loaded once per drafter: an EAGLE-3 head has a part on the target's side."""
+    return make_target(settings(drafter, "dcs"))
+
+
+def settings(drafter: Drafter, policy: str) -> Settings:
+    return load_settings(
+        {
+            "model": {"dtype": "float32"},
+            "target": {"kv_tokens": 4096, "max_running": 8, "max_queued": 64},
+            "drafter": drafter,
+            "policy": POLICIES[policy],
+            "kappa": 1.0,
+        }
+    )
+
+
+def run(system: LocalSystem, batch: int, after_step: Callable[[], None]) -> dict[str, list[int]]:
+    """Answer all prompts, `batch` at a time: whenever one ends, the next joins."""
+    answers: dict[str, list[int]] = {prompt: [] for prompt in PROMPTS}
+    waiting = list(reversed(PROMPTS))
+
+    def join() -> None:
+        prompt = waiting.pop()
+
+        def sink(event: Delta | Exception) -> None:
+            if isinstance(event, Exception):
+                raise event
+            answers[prompt] += event.tokens
+
+        wanted = GenerationRequest(prompt=chat(prompt), max_tokens=MAX_TOKENS, kappa=1.0)
+        system.controller.submit(wanted, sink)
+
+    while waiting or system.controller.busy:
+        while waiting and system.controller.running + system.controller.waiting < batch:
+            join()
+        system.controller.step()
+        after_step()
+    return answers
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("batch", [1, 8])
+def test_output_is_greedy_output(
+    drafter: Drafter,
+    engine: TargetEngine,
+    expected: dict[str, list[int]],
+    policy: str,
+    batch: int,
+) -> None:
+    config = settings(drafter, policy)
+    system = LocalSystem(config, engine, tokenizer(), make_drafter(config))
+    assert run(system, batch, lambda: None) == expected
+    assert system.controller.totals.accepted_tokens > 0
+
+
+def test_output_is_the_same_while_drafters_die(
+    drafter: Drafter, engine: TargetEngine, expected: dict[str, list[int]]
+) -> None:
+    config = settings(drafter, "dcs")
+    system = LocalSystem(config, engine, tokenizer(), make_drafter(config))
+    steps = 0
+
+    def live_and_die() -> None:
+        nonlocal steps
+        steps += 1
+        if steps % 12 == 8:
+            system.controller.detach()
+        if steps % 12 == 0:
+            system.attach(make_drafter(config))
+
+    assert run(system, 8, live_and_die) == expected
+    assert system.controller.totals.accepted_tokens > 0
