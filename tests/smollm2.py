@@ -80,7 +80,9 @@ def greedy(prompt: list[int], max_new_tokens: int) -> list[int]:
 def save_shallow_lm(folder: Path, layers: int = 4) -> Path:
     """The first layers of the packaged model as a model of its own: a real, if poor, draft LM."""
     model = transformers_model()
-    config = model.config.__class__(**{**model.config.to_dict(), "num_hidden_layers": layers})
+    fields = model.config.to_dict() | {"num_hidden_layers": layers}
+    del fields["quantization_config"]  # of the file; the weights that are saved are float32
+    config = model.config.__class__(**fields)
     shallow = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _, surplus = shallow.load_state_dict(model.state_dict(), strict=False)
     assert all(int(name.split(".")[2]) >= layers for name in surplus), surplus
