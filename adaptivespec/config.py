@@ -4,11 +4,10 @@
 what is allowed. Times are seconds, sizes tokens unless a name says otherwise.
 """
 
-import math
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, inspect
 
 from adaptivespec.errors import ConfigError
 from adaptivespec.shape import NO_DRAFT, Shape
@@ -183,18 +182,37 @@ def load_settings(args: dict[str, Any]) -> Settings:
 
 
 def _explain(message: str, args: dict[str, Any]) -> str:
-    """Turn msgspec's "... - at `$.a.b`" into "a.b: value ...", with the allowed kinds."""
+    """Turn msgspec's "... - at `$.a.b`" into "a.b: value ...", with what is allowed there."""
     text, _, path = message.partition(" - at ")
     keys = [k for k in path.strip("`").removeprefix("$").split(".") if k]
     value: Any = args
+    kinds: list[Any] = [inspect.type_info(Settings)]
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else value
-    name = ".".join(keys) or "args"
-    kinds = {"drafter.kind": "lookup, eagle3, lm", "policy.kind": "static, dcs"}.get(name)
-    shown = "" if isinstance(value, dict) or not keys else f" {value!r}"
-    return f"{name}:{shown} is not allowed: {text}" + (f"; allowed: {kinds}" if kinds else "")
+        kinds = [kind for parent in kinds for kind in _below(parent, key)]
+    shown = "" if isinstance(value, dict) or not keys else f" {value!r} is not allowed:"
+    allowed = ", ".join(name for kind in kinds for name in _names(kind))
+    return f"{'.'.join(keys) or 'args'}:{shown} {text}" + (
+        f"; allowed: {allowed}" if allowed else ""
+    )
 
 
-def log_kappa(kappa: float) -> float:
-    """ln(kappa): the smallest log-ratio that the margin rule promotes."""
-    return math.log(kappa)
+def _below(kind: Any, key: str) -> list[Any]:
+    """The types that a key of `kind` may have; of the key that tells alternatives apart, its
+    values."""
+    if isinstance(kind, inspect.UnionType):
+        return [found for each in kind.types for found in _below(each, key)]
+    if not isinstance(kind, inspect.StructType):
+        return []
+    if key == kind.tag_field:
+        return [inspect.LiteralType((kind.tag,))]
+    return [field.type for field in kind.fields if field.encode_name == key]
+
+
+def _names(kind: Any) -> list[str]:
+    """What may stand in the place of `kind`, where that is a list of names."""
+    if isinstance(kind, inspect.LiteralType):
+        return [str(value) for value in kind.values]
+    if isinstance(kind, inspect.StructType):
+        return [field.encode_name for field in kind.fields]
+    return []

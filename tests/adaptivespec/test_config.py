@@ -1,0 +1,72 @@
+"""Settings: one way in, and errors that name the key, the value and what is allowed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from adaptivespec.config import (
+    DCSPolicy,
+    EagleSettings,
+    LookupSettings,
+    StaticPolicy,
+    load_settings,
+)
+from adaptivespec.errors import ConfigError
+from adaptivespec.shape import Shape
+
+
+def test_everything_has_a_default() -> None:
+    settings = load_settings({})
+    assert settings.model.path == "smollm2"
+    assert isinstance(settings.drafter, LookupSettings)
+    assert isinstance(settings.policy, DCSPolicy)
+    assert settings.kappa == 0.2
+
+
+def test_the_shipped_configuration_is_valid() -> None:
+    file = Path(__file__).parents[2] / "serve_config.yaml"
+    (application,) = yaml.safe_load(file.read_text())["applications"]
+    settings = load_settings(application["args"])
+    assert (settings.drafter_kind, settings.policy_kind, settings.kappa) == ("lookup", "dcs", 0.2)
+
+
+def test_alternatives_are_told_apart_by_kind() -> None:
+    settings = load_settings(
+        {
+            "drafter": {"kind": "eagle3", "path": "some/head"},
+            "policy": {"kind": "static", "shape": [5, 4, 16]},
+        }
+    )
+    assert settings.drafter == EagleSettings(path="some/head")
+    assert settings.policy == StaticPolicy(shape=Shape(5, 4, 16))
+    assert load_settings({"drafter": None}).drafter_kind == "none"
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ({"kapa": 0.2}, ["kapa"]),
+        ({"model": {"dtypo": 1}}, ["model", "dtypo"]),
+        ({"kappa": 0}, ["kappa", "0", "> 0"]),
+        ({"kappa": 1.5}, ["kappa", "1.5", "<= 1"]),
+        ({"kappa": "high"}, ["kappa", "'high'", "float"]),
+        ({"model": {"dtype": "float16"}}, ["model.dtype", "'float16'", "bfloat16, float32"]),
+        ({"target": {"max_running": 0}}, ["target.max_running", "0", ">= 1"]),
+        ({"target": {"compute": {"device": "tpu"}}}, ["target.compute.device", "'tpu'", "cuda"]),
+        ({"target": {"compute": {"device": "cuda"}}}, ["target.compute", "'cuda'", "num_gpus"]),
+        ({"drafter": {"kind": "medusa"}}, ["drafter.kind", "'medusa'", "lookup, eagle3, lm"]),
+        ({"drafter": {"kind": "eagle3"}}, ["drafter", "path"]),
+        ({"drafter": {"kind": "lookup", "min_ngram": 9}}, ["drafter.min_ngram", "9", "3"]),
+        ({"policy": {"kind": "magic"}}, ["policy.kind", "'magic'", "static, dcs"]),
+        ({"policy": {"kind": "static", "shape": [3, 4]}}, ["policy.shape", "[3, 4]"]),
+        ({"policy": {"kind": "static", "shape": [3, 4, 3]}}, ["policy.shape", "[3, 4, 3]"]),
+        ({"policy": {"kind": "dcs", "high": [9, 1, 10]}}, ["policy.high", "[8, 16, 64]"]),
+    ],
+)
+def test_mistakes_are_named(args: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(args)
+    for part in named:
+        assert part in str(caught.value)
