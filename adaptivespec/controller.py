@@ -13,13 +13,10 @@ from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple, Self, TypeVar
 
-import torch
-from torch import Tensor
-
+from adaptivespec.acceptance import accept
 from adaptivespec.config import Settings
 from adaptivespec.drafters.base import Extension
 from adaptivespec.errors import DrafterLost, Overloaded, RequestError, TargetLost
-from adaptivespec.margin import promote, promotions, walk
 from adaptivespec.messages import (
     AcceptedPath,
     Chunk,
@@ -49,7 +46,6 @@ from adaptivespec.sequence import Sequence, Sink
 from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.step_trace import StepTrace
 from adaptivespec.tokenizer import Tokenizer
-from adaptivespec.tree import depths
 from adaptivespec.worker import Port
 
 log = logging.getLogger(__name__)
@@ -112,29 +108,6 @@ class _Plan(NamedTuple):
     def batch(self) -> list[Sequence]:
         """All that verify, in the order of the rows."""
         return self.drafting + self.plain
-
-
-class _Trees(NamedTuple):
-    """A verified batch on the CPU, [B, N] each; see `Verified`."""
-
-    tokens: Tensor
-    parents: Tensor
-    target: Tensor
-    gap: Tensor
-
-    @classmethod
-    def of(cls, verified: Verified) -> Self:
-        """The arrays of the message, not copied."""
-
-        def view(data: bytearray, dtype: torch.dtype) -> Tensor:
-            return torch.frombuffer(data, dtype=dtype).view(-1, verified.nodes)
-
-        return cls(
-            view(verified.tokens, torch.int32),
-            view(verified.parents, torch.int32),
-            view(verified.target, torch.int32),
-            view(verified.gap, torch.float32),
-        )
 
 
 Answer = TypeVar("Answer")
@@ -310,7 +283,7 @@ class Controller:
         if plan.batch or chunks:
             verified = self._draft_and_verify(chunks, plan)
             if plan.batch:
-                self._accept(plan.batch, _Trees.of(verified))
+                self._accept(plan.batch, verified)
             self._start(chunks, verified.first_tokens)
             self.times.append(StepTimes(time.perf_counter() - started, *self._model_s))
         self._trace.end()
@@ -440,42 +413,14 @@ class Controller:
                 self._lose_drafter(error)
         return verified
 
-    def _accept(self, batch: list[Sequence], trees: _Trees) -> None:
-        """Apply the margin rule, walk the trees, and hand every request its new tokens."""
-        kappa = torch.tensor([s.kappa for s in batch])
-        predict, promoted = promote(
-            trees.tokens, trees.parents, trees.target, trees.gap, kappa, self._max_promotions
-        )
-        result = walk(trees.tokens, trees.parents, predict)
-        jumps = promotions(result.path, promoted, trees.gap)
-        drafted = (trees.tokens >= 0).sum(-1) - 1
-        depth = torch.where(trees.tokens >= 0, depths(trees.parents), 0).amax(-1)
-        tokens = trees.tokens.gather(-1, result.path.clamp_min(0))
-        # From here on plain lists: indexing tensors one by one costs more than the method itself.
-        rows = zip(
-            batch,
-            result.path.tolist(),
-            tokens.tolist(),
-            jumps.nodes.tolist(),
-            jumps.total.tolist(),
-            jumps.smallest.tolist(),
-            result.accepted.tolist(),
-            result.bonus.tolist(),
-            drafted.tolist(),
-            depth.tolist(),
-            strict=True,
-        )
-        for sequence, path, run, jumped, total, margin, accepted, bonus, nodes, levels in rows:
-            self._trace.accepted(sequence, nodes + 1, accepted, total, margin)
-            sequence.steps += 1
-            sequence.drafted += nodes
-            sequence.cached += accepted + 1
-            sequence.unsettled = path[: accepted + 1]
-            sequence.signals.update(levels, accepted)
-            origins = [
-                Origin.PROMOTED if jump else Origin.DRAFTED for jump in jumped[1 : accepted + 1]
-            ]
-            if sequence.emit([*run[1 : accepted + 1], bonus], [*origins, Origin.TARGET]):
+    def _accept(self, batch: list[Sequence], verified: Verified) -> None:
+        """Apply the margin rule, and hand every request its new tokens."""
+        kappas = [s.kappa for s in batch]
+        for sequence, outcome in zip(
+            batch, accept(verified, kappas, self._max_promotions), strict=True
+        ):
+            self._trace.accepted(sequence, outcome)
+            if sequence.advance(outcome):
                 self._finish(sequence)
 
     def _start(self, chunks: list[Chunk], first_tokens: list[int]) -> None:

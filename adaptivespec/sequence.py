@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from adaptivespec.acceptance import Acceptance
 from adaptivespec.messages import StateRows
 from adaptivespec.output import OutputStream
 from adaptivespec.policy import NO_DRAFT, Shape
@@ -69,6 +70,16 @@ class Sequence:
             return NO_DRAFT
         nodes = min(shape.nodes, depth + 1) if shape.width == 1 else shape.nodes
         return Shape(depth, shape.width, nodes)
+
+    def advance(self, outcome: Acceptance) -> bool:
+        """Account for a verified tree, deliver its tokens, and say whether the answer ended."""
+        self.steps += 1
+        self.drafted += outcome.drafted
+        self.cached += len(outcome.path)
+        self.unsettled = outcome.path
+        self.signals.update(outcome.depth, len(outcome.tokens))
+        origins = [Origin.PROMOTED if jump else Origin.DRAFTED for jump in outcome.promoted]
+        return self.emit([*outcome.tokens, outcome.bonus], [*origins, Origin.TARGET])
 
     def emit(self, run: list[int], origins: list[Origin]) -> bool:
         """Append a run of committed tokens, deliver what counts, and say whether it ended."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from opentelemetry.trace import Span
 
+from adaptivespec.acceptance import Acceptance
 from adaptivespec.sequence import Sequence
 from adaptivespec.shape import Shape
 from adaptivespec.tracing import start_step_span, traceparent_of
@@ -41,18 +42,15 @@ class StepTrace:
                 }
             )
 
-    def accepted(
-        self, sequence: Sequence, nodes: int, accepted: int, promoted: int, margin: float
-    ) -> None:
-        """Note the outcome: nodes verified, root included; `margin` is the smallest promoted ratio
-        p(node) / p(top-1), 1 without a promotion."""
+    def accepted(self, sequence: Sequence, outcome: Acceptance) -> None:
+        """Note the outcome of verification."""
         if sequence.id in self._spans:
             self._spans[sequence.id][0].set_attributes(
                 {
-                    "adaptivespec.nodes": nodes,
-                    "adaptivespec.accepted": accepted,
-                    "adaptivespec.promoted": promoted,
-                    "adaptivespec.smallest_promoted_margin": margin,
+                    "adaptivespec.nodes": outcome.drafted + 1,
+                    "adaptivespec.accepted": len(outcome.tokens),
+                    "adaptivespec.promoted": sum(outcome.promoted),
+                    "adaptivespec.smallest_promoted_margin": outcome.margin,
                 }
             )
 
