@@ -196,6 +196,7 @@ class Controller:
 
     def fail_all(self, error: Exception) -> None:
         """End every request with `error`: the target is gone."""
+        self._past = self.totals
         for sequence in [*self._running.values(), *self._waiting]:
             sequence.sink(error)
         self._running.clear()

@@ -11,7 +11,7 @@ from adaptivespec.config import Settings
 from adaptivespec.controller import Controller
 from adaptivespec.errors import AdaptiveSpecError, TargetLost
 from adaptivespec.policy import make_policy
-from adaptivespec.request import Delta, GenerationRequest
+from adaptivespec.request import NOTHING_USED, Delta, GenerationRequest
 from adaptivespec.tokenizer import load_tokenizer
 from deployments.actors import TargetInfo
 from deployments.cell import Cell
@@ -37,6 +37,7 @@ class Orchestrator:
         self._events = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._loop = StepLoop(self._on_target_lost)
+        self._past = NOTHING_USED  # by targets that are gone
         self._info: TargetInfo | None = None
         self._target: TargetState = "starting"
         self._drafter: DrafterState = "starting" if settings.drafter else "none"
@@ -60,7 +61,7 @@ class Orchestrator:
         target, load = self._target, Load()
         if target == "ready":
             try:
-                load = await asyncio.wait_for(self._loop.ask(_load), _ANSWER_S)
+                load = await asyncio.wait_for(self._loop.ask(self._load), _ANSWER_S)
             except (TargetLost, TimeoutError) as error:
                 log.warning("the target does not answer: %s", error)
                 target = "lost"
@@ -122,8 +123,9 @@ class Orchestrator:
                     log.error("trying again in %s s: %s", _RETRY_S, error)
                     await asyncio.sleep(_RETRY_S)
 
-    def _on_target_lost(self, error: TargetLost) -> None:
+    def _on_target_lost(self, controller: Controller) -> None:
         def mark() -> None:
+            self._past += controller.totals
             self._target = "lost"
             self._lose_drafter()
 
@@ -137,23 +139,22 @@ class Orchestrator:
             self._drafter = "lost"
         self._changed.set()
 
-
-def _load(controller: Controller) -> Load:
-    """What is going on, and what both sides really hold."""
-    target, drafter = controller.ping()
-    totals, overhead = controller.totals, controller.overhead_s()
-    return Load(
-        running=controller.running,
-        queued=controller.waiting,
-        kv_tokens_used=controller.kv_used,
-        target_requests=target.requests,
-        target_kv_tokens=target.cache_tokens,
-        drafter_requests=drafter.requests if drafter else 0,
-        counters=Counters(
-            steps=totals.steps,
-            drafted_tokens=totals.drafted_tokens,
-            accepted_tokens=totals.accepted_tokens,
-            promoted_tokens=totals.promoted_tokens,
-        ),
-        step_overhead_ms=overhead and overhead * 1e3,
-    )
+    def _load(self, controller: Controller) -> Load:
+        """What is going on, and what both sides really hold."""
+        target, drafter = controller.ping()
+        totals, overhead = self._past + controller.totals, controller.overhead_s()
+        return Load(
+            running=controller.running,
+            queued=controller.waiting,
+            kv_tokens_used=controller.kv_used,
+            target_requests=target.requests,
+            target_kv_tokens=target.cache_tokens,
+            drafter_requests=drafter.requests if drafter else 0,
+            counters=Counters(
+                steps=totals.steps,
+                drafted_tokens=totals.drafted_tokens,
+                accepted_tokens=totals.accepted_tokens,
+                promoted_tokens=totals.promoted_tokens,
+            ),
+            step_overhead_ms=overhead and overhead * 1e3,
+        )

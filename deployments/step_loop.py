@@ -23,11 +23,11 @@ class StepLoop:
     """Runs `Controller.step` while there is work. Everything that touches the controller runs on
     this thread, between two steps; callers on the event loop wait for it without blocking.
 
-    `on_target_lost` is called on the thread when the target is gone; its requests have then ended
-    with TargetLost and `adopt` gives the loop a new controller.
+    `on_target_lost` is called on the thread when the target is gone, with its controller, whose
+    requests have then ended with TargetLost; `adopt` gives the loop a new one.
     """
 
-    def __init__(self, on_target_lost: Callable[[TargetLost], None]) -> None:
+    def __init__(self, on_target_lost: Callable[[Controller], None]) -> None:
         self._on_target_lost = on_target_lost
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._controller: Controller | None = None
@@ -141,4 +141,4 @@ class StepLoop:
             log.error("target lost: %s", error)
             controller.detach()
             controller.fail_all(error)
-            self._on_target_lost(error)
+            self._on_target_lost(controller)
