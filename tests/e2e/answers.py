@@ -5,7 +5,8 @@ import time
 from functools import cache
 from typing import Any, NamedTuple
 
-from openai import OpenAI
+import httpx
+from openai import OpenAI, OpenAIError
 
 from tests.e2e.server import MODEL, eventually
 from tests.smollm2 import chat, greedy, tokenizer
@@ -74,6 +75,7 @@ class Streamed:
         self._answer: Answer | None = None
         self._error: Exception | None = None
         self._ended = threading.Event()
+        self._left = False
         body = {
             "model": MODEL,
             "prompt": prompt,
@@ -86,21 +88,28 @@ class Streamed:
 
     def _run(self, client: OpenAI, body: dict[str, Any]) -> None:
         try:
-            stream = client.completions.create(
-                stream=True, stream_options={"include_usage": True}, **body
-            )
             reason = None
-            for chunk in stream:
-                for choice in chunk.choices:
-                    self.chunks.append(choice.text)
-                    self.times.append(time.monotonic())
-                    reason = choice.finish_reason or reason
-                if chunk.usage:
-                    self._answer = _answer("".join(self.chunks), reason, chunk.usage)
-        except Exception as error:  # for the thread that asks for the answer
+            with client.completions.create(
+                stream=True, stream_options={"include_usage": True}, **body
+            ) as stream:
+                for chunk in stream:
+                    for choice in chunk.choices:
+                        self.chunks.append(choice.text)
+                        self.times.append(time.monotonic())
+                        reason = choice.finish_reason or reason
+                    if chunk.usage:
+                        self._answer = _answer(self.text, reason, chunk.usage)
+                    if self._left:
+                        return
+        except (OpenAIError, httpx.TransportError) as error:
             self._error = error
         finally:
             self._ended.set()
+
+    @property
+    def text(self) -> str:
+        """What has arrived so far."""
+        return "".join(self.chunks)
 
     @property
     def ended(self) -> bool:
@@ -116,6 +125,11 @@ class Streamed:
         wanted = len(self.chunks) + chunks
         eventually(lambda: self.ended or len(self.chunks) >= wanted)
         assert not self.ended, f"the answer ended early: {self._error or self._answer}"
+
+    def leave(self) -> None:
+        """Close the connection at the next chunk, and wait until that has happened."""
+        self._left = True
+        eventually(lambda: self.ended)
 
     def answer(self) -> Answer:
         """Wait for the end. Raises what the client raised."""

@@ -20,7 +20,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("drafters")
     lm, head = save_shallow_lm(folder / "lm"), write_lens_head(folder / "eagle3")
     applications = [
-        application("lookup"),
+        application("lookup", target={"max_running": 16}),
         application(
             "lm",
             drafter={"kind": "lm", "path": str(lm), "dtype": "float32"},

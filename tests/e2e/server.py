@@ -125,10 +125,8 @@ class Server:
     def __exit__(self, *_: object) -> None:
         if family := self.processes():
             self._process.terminate()
-        _, alive = psutil.wait_procs(family, timeout=30)
-        for process in alive:
+        for process in psutil.wait_procs(family, timeout=30)[1]:
             process.kill()
-        psutil.wait_procs(alive, timeout=30)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
