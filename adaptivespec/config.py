@@ -14,9 +14,11 @@ from adaptivespec.shape import NO_DRAFT, Shape
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Share = Annotated[float, Meta(gt=0, le=10_000)]
 Rate = Annotated[float, Meta(ge=0, le=1)]
 Kappa = Annotated[float, Meta(gt=0, le=1)]
+LARGEST = Shape(64, 64, 1024)  # what max_shape may be; masks grow with the square of nodes
 Dtype = Literal["bfloat16", "float32"]
 
 PACKAGED = "smollm2"
@@ -27,7 +29,7 @@ class Compute(Struct, frozen=True, forbid_unknown_fields=True):
     """What one actor runs on."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    num_cpus: Annotated[float, Meta(ge=0)] = 0.5  # reserved in Ray; does not limit threads
+    num_cpus: Share = 0.5  # reserved in Ray; does not limit threads
     num_gpus: Annotated[float, Meta(ge=0)] = 0.0
     threads: Positive = 1  # intra-op threads on a CPU
 
@@ -112,12 +114,20 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     kappa: Kappa = 0.2  # default of requests that name none; 1 is lossless
     max_promotions: NonNegative | None = None  # per step; null: no cap
     max_shape: Shape = Shape(8, 16, 64)  # largest tree a request may ask for
-    link_timeout_s: Seconds = 1.0  # silence of the drafter before steps go on without it
+    # Silence of the drafter before steps go on without it. It must have computed `max_state_rows`
+    # tokens of a long prompt by then: a large `lm` on a slow device needs more.
+    link_timeout_s: Seconds = 1.0
     target_timeout_s: Seconds = 30.0  # silence of the target before it counts as lost
     startup_timeout_s: Seconds = 300.0  # loading a model, once per actor start
     link_setup_timeout_s: Seconds = 10.0  # target and drafter meeting on a new link
-    orchestrator_cpus: Annotated[float, Meta(ge=0)] = 0.25  # reserved in Ray
-    ingress_cpus: Annotated[float, Meta(ge=0)] = 0.25  # reserved in Ray, per replica
+    orchestrator_cpus: Share = 0.25  # reserved in Ray
+    ingress_cpus: Share = 0.25  # reserved in Ray, per replica
+
+    @property
+    def on_one_node(self) -> bool:
+        """Whether the actors must share a machine: only GPUs are worth a network between them."""
+        drafter = self.drafter.compute.device if self.drafter else "cuda"
+        return "cpu" in (self.target.compute.device, drafter)
 
     @property
     def max_state_rows(self) -> int:
@@ -146,7 +156,9 @@ def check_shape(shape: Shape, key: str, largest: Shape | None = None) -> Shape:
             "or [0, 0, 1] for no draft, is allowed"
         )
     if largest is not None and any(a > b for a, b in zip(shape, largest, strict=True)):
-        raise ConfigError(f"{key}: {list(shape)} is larger than max_shape {list(largest)}")
+        raise ConfigError(
+            f"{key}: {list(shape)} is larger than {list(largest)}, the largest allowed"
+        )
     return shape
 
 
@@ -157,7 +169,12 @@ def load_settings(args: dict[str, Any]) -> Settings:
         settings = msgspec.convert(args, Settings)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), args)) from error
-    largest = check_shape(settings.max_shape, "max_shape")
+    largest = check_shape(settings.max_shape, "max_shape", LARGEST)
+    if settings.target.kv_tokens <= largest.nodes:
+        raise ConfigError(
+            f"target.kv_tokens: {settings.target.kv_tokens} holds no tree of max_shape "
+            f"{list(largest)}; more than {largest.nodes} is needed"
+        )
     policy = settings.policy
     if isinstance(policy, StaticPolicy):
         check_shape(policy.shape, "policy.shape", largest)
@@ -184,11 +201,15 @@ def load_settings(args: dict[str, Any]) -> Settings:
 def _explain(message: str, args: dict[str, Any]) -> str:
     """Turn msgspec's "... - at `$.a.b`" into "a.b: value ...", with what is allowed there."""
     text, _, path = message.partition(" - at ")
-    keys = [k for k in path.strip("`").removeprefix("$").split(".") if k]
+    path = path.strip("`").removeprefix("$").replace("[", ".").replace("]", "")
+    keys = [k for k in path.split(".") if k]
     value: Any = args
     kinds: list[Any] = [inspect.type_info(Settings)]
     for key in keys:
-        value = value.get(key) if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and key.isdigit():
+            value = value[int(key)]
         kinds = [kind for parent in kinds for kind in _below(parent, key)]
     shown = "" if isinstance(value, dict) or not keys else f" {value!r} is not allowed:"
     allowed = ", ".join(name for kind in kinds for name in _names(kind))

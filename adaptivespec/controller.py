@@ -11,12 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import count
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, TypeVar
 
 from adaptivespec.acceptance import accept
-from adaptivespec.config import Settings
 from adaptivespec.drafters.base import Extension
 from adaptivespec.errors import DrafterLost, Overloaded, RequestError, TargetLost
+from adaptivespec.limits import Limits
 from adaptivespec.messages import (
     AcceptedPath,
     Chunk,
@@ -24,64 +24,27 @@ from adaptivespec.messages import (
     Draft,
     DraftCommit,
     Drafted,
-    DraftMessage,
     DraftOpen,
-    DraftReply,
     Failed,
     Ping,
     Pong,
     StateRows,
     TargetCommit,
-    TargetMessage,
     TargetOpen,
-    TargetReply,
     UseLink,
     Verified,
     Verify,
 )
 from adaptivespec.output import OutputStream
 from adaptivespec.policy import Policy
+from adaptivespec.port import DraftPort, TargetPort
 from adaptivespec.request import NOTHING_USED, GenerationRequest, Origin, Usage
 from adaptivespec.sequence import Sequence, Sink
 from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.step_trace import StepTrace
 from adaptivespec.tokenizer import Tokenizer
-from adaptivespec.worker import Port
 
 log = logging.getLogger(__name__)
-
-TargetPort = Port[TargetMessage, TargetReply]
-DraftPort = Port[DraftMessage, DraftReply]
-
-
-class Limits(NamedTuple):
-    """What the target can hold. Counts of tokens and requests."""
-
-    context: int  # longest sequence, prompt and output
-    kv_tokens: int
-    prefill_chunk: int  # prompt tokens per step, over all requests
-    max_running: int
-    max_queued: int
-    max_nodes: int  # per tree, root included
-    max_state_rows: int  # per step, over all requests
-
-    @classmethod
-    def of(cls, settings: Settings, context: int) -> Self:
-        """The limits that the settings give to a model of this context length."""
-        return cls(
-            context=context,
-            kv_tokens=settings.target.kv_tokens,
-            prefill_chunk=settings.target.prefill_chunk,
-            max_running=settings.target.max_running,
-            max_queued=settings.target.max_queued,
-            max_nodes=settings.max_shape.nodes,
-            max_state_rows=settings.max_state_rows,
-        )
-
-    @property
-    def longest(self) -> int:
-        """The largest prompt + max_tokens that can ever be served."""
-        return min(self.context, self.kv_tokens - self.max_nodes)
 
 
 class StepTimes(NamedTuple):
@@ -145,7 +108,6 @@ class Controller:
         self._running: dict[int, Sequence] = {}
         self._opened: list[Sequence] = []
         self._closed: list[Sequence] = []
-        self._model_s = (0.0, 0.0)
         self._past = NOTHING_USED
         self._trace = StepTrace()
         self._on_drafter_lost = on_drafter_lost
@@ -158,18 +120,15 @@ class Controller:
         prompt, wanted = len(request.prompt), len(request.prompt) + request.max_tokens
         if not prompt:
             raise RequestError("the prompt is empty", "prompt")
+        if not 0 <= min(request.prompt) <= max(request.prompt) < self.limits.vocab_size:
+            raise RequestError(
+                f"prompt: token ids must be from 0 to {self.limits.vocab_size - 1}", "prompt"
+            )
         if wanted > self.limits.longest:
             raise RequestError(
                 f"{prompt} prompt tokens and max_tokens {request.max_tokens} make {wanted}; "
                 f"at most {self.limits.longest} fit",
                 "max_tokens",
-            )
-        if len(self._running) + len(self._waiting) >= (
-            self.limits.max_running + self.limits.max_queued
-        ):
-            raise Overloaded(
-                f"{len(self._running)} requests are running and {len(self._waiting)} waiting; "
-                f"max_running {self.limits.max_running}, max_queued {self.limits.max_queued}"
             )
         output = OutputStream(
             self._tokenizer,
@@ -186,6 +145,13 @@ class Controller:
             sink,
         )
         self._waiting.append(sequence)
+        self._admit()
+        if len(self._waiting) > self.limits.max_queued:
+            self._waiting.pop()
+            raise Overloaded(
+                f"{len(self._running)} requests are running and {len(self._waiting)} waiting; "
+                f"max_running is {self.limits.max_running}, max_queued {self.limits.max_queued}"
+            )
         return sequence.id
 
     def cancel(self, id: int) -> None:
@@ -195,7 +161,10 @@ class Controller:
             self._finish(self._running[id])
 
     def fail_all(self, error: Exception) -> None:
-        """End every request with `error`: the target is gone."""
+        """End every request with `error` and hang up on both sides: the target is gone. Sinks are
+        called on the calling thread, as by `step`."""
+        self.detach()
+        self._target.close()
         self._past = self.totals
         for sequence in [*self._running.values(), *self._waiting]:
             sequence.sink(error)
@@ -275,19 +244,22 @@ class Controller:
     def step(self) -> None:
         """One pass of everything: admit, settle, draft, verify, accept. Raises TargetLost."""
         started = time.perf_counter()
-        self._model_s = (0.0, 0.0)
         self._admit()
         self._trace.begin(self._running.values())
-        self._settle()
-        chunks = self._next_chunks()
-        plan = self._plan()
-        if plan.batch or chunks:
-            verified = self._draft_and_verify(chunks, plan)
+        try:
+            extending_s = self._settle()
+            chunks = self._next_chunks()
+            plan = self._plan()
+            if not plan.batch and not chunks:
+                return
+            verified, drafting_s = self._draft_and_verify(chunks, plan)
             if plan.batch:
                 self._accept(plan.batch, verified)
             self._start(chunks, verified.first_tokens)
-            self.times.append(StepTimes(time.perf_counter() - started, *self._model_s))
-        self._trace.end()
+        finally:
+            self._trace.end()
+        total_s = time.perf_counter() - started
+        self.times.append(StepTimes(total_s, extending_s + drafting_s, verified.forward_s))
 
     def _admit(self) -> None:
         """Start waiting requests, in order, while slots and cache tokens last."""
@@ -302,9 +274,11 @@ class Controller:
             self._running[sequence.id] = sequence
             self._opened.append(sequence)
 
-    def _settle(self) -> None:
+    def _settle(self) -> float:
         """Tell the target what was accepted, and both sides who came and went; feed the drafter
-        what it lacks: new tokens, prompt chunks, or everything after its return."""
+        what it lacks: new tokens, prompt chunks, or everything after its return. Returns the
+        seconds that the drafter computed."""
+        drafter_s = 0.0
         feeds = self._feeds()
         commit = TargetCommit(
             closed=[s.id for s in self._closed],
@@ -316,32 +290,33 @@ class Controller:
             self._target.post(commit)
         if self._drafter is not None:
             try:
-                self._extend_drafter(self._drafter, feeds)
+                drafter_s = self._extend_drafter(self._drafter, feeds)
             except DrafterLost as error:
                 self._lose_drafter(error)
         for sequence in self._running.values():
             sequence.unsettled = []
         self._opened.clear()
         self._closed.clear()
+        return drafter_s
 
     def _feeds(self) -> list[tuple[Sequence, StateRows]]:
         if self._drafter is None:
             return []
         feeds, budget = [], self.limits.max_state_rows
-        # Running answers first: their few rows keep speculation going while a prompt streams in.
-        for sequence in sorted(self._running.values(), key=lambda s: not s.decoding):
-            if sequence.drafts and sequence.cached and budget > 0:
-                sequence.fed = max(sequence.fed, 1)
-                rows = sequence.unfed(budget)
-                if rows.stop > rows.start:
-                    feeds.append((sequence, rows))
-                    budget -= rows.stop - rows.start
+        # Those that lack least go first: running answers keep their speculation while a prompt, or
+        # all that a new drafter has to catch up with, streams in.
+        wanting = [s for s in self._running.values() if s.drafts and s.cached]
+        for sequence in sorted(wanting, key=lambda s: s.cached - s.fed):
+            rows = sequence.unfed(budget)
+            if rows.stop > rows.start:
+                feeds.append((sequence, rows))
+                budget -= rows.stop - rows.start
         return feeds
 
-    def _extend_drafter(self, drafter: DraftPort, feeds: list[tuple[Sequence, StateRows]]) -> None:
+    def _extend_drafter(self, drafter: DraftPort, feeds: list[tuple[Sequence, StateRows]]) -> float:
         closed = [s.id for s in self._closed if s.drafts]
         if not feeds and not closed:
-            return
+            return 0.0
         extensions = [Extension(s.id, s.tokens[r.start + 1 : r.stop + 1]) for s, r in feeds]
         opened = [DraftOpen(s.id, s.tokens[0], s.capacity) for s, r in feeds if r.start == 0]
         drafter.post(DraftCommit(closed, opened, extensions))
@@ -349,7 +324,7 @@ class Controller:
         for (sequence, rows), value in zip(feeds, confidence.values, strict=True):
             sequence.fed = rows.stop + 1
             sequence.signals.confidence = value
-        self._spend(draft=confidence.seconds)
+        return confidence.seconds
 
     def _next_chunks(self) -> list[Chunk]:
         """The next prompt tokens of prefilling requests, first come first served."""
@@ -371,21 +346,27 @@ class Controller:
             self._policy.shapes([s.signals for s in ready if s.request.mode == "adaptive"])
         )
         plan = _Plan([], [], [])
-        for sequence in ready:
-            adaptive = sequence.request.mode == "adaptive"
-            wanted = next(by_policy) if adaptive else sequence.request.shape or self._policy.start
-            shape = sequence.fit(wanted)
-            self._trace.drafted(sequence, shape)
-            if shape != NO_DRAFT:
+        shapes = {
+            s.id: next(by_policy)
+            if s.request.mode == "adaptive"
+            else s.request.shape or self._policy.start
+            for s in ready
+        }
+        for sequence in decoding:
+            shape = sequence.fit(shapes.get(sequence.id, NO_DRAFT))
+            self._trace.planned(sequence, shape)
+            if shape == NO_DRAFT:
+                plan.plain.append(sequence)
+            else:
                 plan.drafting.append(sequence)
                 plan.shapes.append(shape)
-        drafted = {s.id for s in plan.drafting}
-        plan.plain.extend(s for s in decoding if s.id not in drafted)
         return plan
 
-    def _draft_and_verify(self, chunks: list[Chunk], plan: _Plan) -> Verified:
+    def _draft_and_verify(self, chunks: list[Chunk], plan: _Plan) -> tuple[Verified, float]:
         """One forward pass of the target. It waits for the trees itself, so a drafter that dies
-        here costs its trees and nothing else."""
+        here costs its trees and nothing else. Also returns the seconds that the drafter
+        computed."""
+        drafter_s = 0.0
         if plan.drafting and self._drafter is not None:
             traces = self._trace.contexts(plan.drafting)
             try:
@@ -403,16 +384,14 @@ class Controller:
             )
         )
         verified = _expect(Verified, self._target.reply(), TargetLost)
-        self._spend(verify=verified.forward_s)
         if plan.drafting and self._drafter is not None:
             try:
                 if verified.link_down:
                     raise DrafterLost(verified.link_down)
-                drafted = _expect(Drafted, self._drafter.reply(), DrafterLost)
-                self._spend(draft=drafted.seconds)
+                drafter_s = _expect(Drafted, self._drafter.reply(), DrafterLost).seconds
             except DrafterLost as error:
                 self._lose_drafter(error)
-        return verified
+        return verified, drafter_s
 
     def _accept(self, batch: list[Sequence], verified: Verified) -> None:
         """Apply the margin rule, and hand every request its new tokens."""
@@ -436,8 +415,8 @@ class Controller:
 
     def _finish(self, sequence: Sequence) -> None:
         del self._running[sequence.id]
-        self._closed.append(sequence)
+        if sequence in self._opened:  # nobody has heard of it yet
+            self._opened.remove(sequence)
+        else:
+            self._closed.append(sequence)
         self._past += sequence.usage()
-
-    def _spend(self, draft: float = 0.0, verify: float = 0.0) -> None:
-        self._model_s = (self._model_s[0] + draft, self._model_s[1] + verify)

@@ -3,16 +3,18 @@
 import torch
 
 from adaptivespec.config import Settings
-from adaptivespec.controller import Controller, Limits
+from adaptivespec.controller import Controller
 from adaptivespec.drafters.base import Drafter
 from adaptivespec.drafters.build import make_drafter
 from adaptivespec.engine.build import make_target
 from adaptivespec.engine.engine import TargetEngine
+from adaptivespec.limits import Limits
 from adaptivespec.link import InProcessLink
 from adaptivespec.policy import make_policy
+from adaptivespec.port import Local
 from adaptivespec.request import Delta, GenerationRequest
 from adaptivespec.tokenizer import Tokenizer, load_tokenizer
-from adaptivespec.worker import DraftWorker, Local, TargetWorker
+from adaptivespec.worker import DraftWorker, TargetWorker
 
 
 class LocalSystem:
@@ -31,7 +33,7 @@ class LocalSystem:
         self.target = TargetWorker(engine)
         self.controller = Controller(
             Local(self.target.handle),
-            Limits.of(settings, engine.config.max_position_embeddings),
+            Limits.of(settings, engine.config),
             tokenizer,
             make_policy(settings.policy),
             settings.max_promotions,

@@ -7,8 +7,8 @@ are. Request ids are the controller's own; they are never reused within its life
 import msgspec
 
 from adaptivespec.drafters.base import Extension
-from adaptivespec.policy import Shape
 from adaptivespec.sampling import SamplingParams
+from adaptivespec.shape import Shape
 
 
 class TargetOpen(msgspec.Struct, frozen=True):
@@ -84,7 +84,6 @@ class Verified(msgspec.Struct, frozen=True, tag=True):
     target: bytearray
     gap: bytearray
     first_tokens: list[int]
-    wait_s: float
     forward_s: float
     link_down: str | None = None
 
@@ -122,9 +121,8 @@ class Draft(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drafted(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `Draft`: the trees are on their way; nodes per tree, root included."""
+    """The answer to `Draft`: the trees are on their way."""
 
-    sizes: list[int]
     seconds: float
 
 

@@ -5,8 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from adaptivespec.policy import Shape
 from adaptivespec.sampling import SamplingParams
+from adaptivespec.shape import Shape
 
 Mode = Literal["adaptive", "static", "off"]
 FinishReason = Literal["stop", "length"]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from adaptivespec.acceptance import Acceptance
 from adaptivespec.messages import StateRows
 from adaptivespec.output import OutputStream
-from adaptivespec.policy import NO_DRAFT, Shape
 from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
+from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.signals import Signals
 
 Sink = Callable[[Delta | Exception], None]
@@ -56,11 +56,12 @@ class Sequence:
     @property
     def kappa(self) -> float:
         """The margin rule's threshold: promotions only at temperature 0."""
-        return self.request.kappa if self.request.sampling.temperature == 0 else 1.0
+        return self.request.kappa if self.request.sampling.greedy else 1.0
 
     def unfed(self, limit: int) -> StateRows:
-        """State rows that the drafter lacks, at most `limit`: row i goes with token i + 1."""
-        start = self.fed - 1
+        """State rows that the drafter lacks, at most `limit`: row i goes with token i + 1, and the
+        first token alone opens the request."""
+        start = max(self.fed, 1) - 1
         return StateRows(self.id, start, min(self.cached, start + limit))
 
     def fit(self, shape: Shape) -> Shape:

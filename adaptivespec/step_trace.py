@@ -29,7 +29,7 @@ class StepTrace:
             return []
         return [self._spans[s.id][1] for s in sequences if s.id in self._spans]
 
-    def drafted(self, sequence: Sequence, shape: Shape) -> None:
+    def planned(self, sequence: Sequence, shape: Shape) -> None:
         """Note what the policy saw and what it chose; before the step's outcome changes either."""
         if sequence.id in self._spans:
             signals = sequence.signals

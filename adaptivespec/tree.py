@@ -31,6 +31,10 @@ class DraftTrees:
         """int64 [B]: real nodes per tree."""
         return (self.tokens >= 0).sum(-1)
 
+    def cpu(self) -> "DraftTrees":
+        """The same trees on the CPU."""
+        return DraftTrees(self.tokens.cpu(), self.parents.cpu(), self.logprobs.cpu())
+
 
 def roots(tokens: list[int], device: torch.device | str = "cpu") -> DraftTrees:
     """One-node trees ("no draft") for the given root tokens: [B, 1] each."""

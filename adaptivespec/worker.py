@@ -1,22 +1,20 @@
 """The two sides of the wire: what a target and a drafter do with the controller's messages.
 
-The same workers run inside the actors (messages are frames from a socket) and in one process
-(messages are passed as they are): see `Local` for the latter.
+The same workers run inside the actors, where messages are frames from a socket, and in the
+controller's own process, where they are passed as they are.
 """
 
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from adaptivespec.drafters.base import Drafter
+from adaptivespec.drafters.base import Drafter, Extension
 from adaptivespec.engine.engine import TargetEngine
 from adaptivespec.errors import LinkDown
 from adaptivespec.link import Link
 from adaptivespec.messages import (
+    Chunk,
     Confidence,
     Draft,
     DraftCommit,
@@ -33,43 +31,12 @@ from adaptivespec.messages import (
     Verified,
     Verify,
 )
+from adaptivespec.sampling import SamplingParams
+from adaptivespec.shape import Shape
 from adaptivespec.tracing import record_span
-from adaptivespec.tree import pad, roots
+from adaptivespec.tree import DraftTrees, pad, roots
 
-Message = TypeVar("Message", contravariant=True)
-Reply = TypeVar("Reply", covariant=True)
-
-
-class Port(Protocol[Message, Reply]):
-    """The controller's end of the conversation with one side. Answers come in order."""
-
-    def post(self, message: Message) -> None:
-        """Hand over a message without waiting. Raises TargetLost or DrafterLost."""
-
-    def reply(self) -> Reply:
-        """Wait for the next answer, for a bounded time. Raises TargetLost or DrafterLost."""
-
-    def close(self) -> None:
-        """Hang up; idempotent."""
-
-
-class Local(Generic[Message, Reply]):
-    """A port to a worker in this very thread: a posted message is handled at once."""
-
-    def __init__(self, handle: Callable[[Message], Reply | None]) -> None:
-        self._handle = handle
-        self._replies: deque[Reply] = deque()
-
-    def post(self, message: Message) -> None:
-        reply = self._handle(message)
-        if reply is not None:
-            self._replies.append(reply)
-
-    def reply(self) -> Reply:
-        return self._replies.popleft()
-
-    def close(self) -> None:
-        self._replies.clear()
+_NOBODY = -1  # the request of a warm-up
 
 
 class _Linked:
@@ -80,8 +47,13 @@ class _Linked:
         self._offered: dict[int, Link] = {}
 
     def offer_link(self, generation: int, link: Link) -> None:
-        """Make a finished link available to a later `UseLink`; called from another thread."""
+        """Make a finished link available to a later `UseLink`, in the place of any that none came
+        for; called from another thread."""
+        abandoned = list(self._offered)
         self._offered[generation] = link
+        for earlier in abandoned:
+            if (unused := self._offered.pop(earlier, None)) is not None:
+                unused.close()
 
     def _use_link(self, generation: int) -> None:
         self.close()
@@ -115,6 +87,12 @@ class TargetWorker(_Linked):
                 return Pong(self._engine.requests, self._engine.used)
         return None
 
+    def warm_up(self) -> None:
+        """Run one pass, so that no request pays for what a device does at first use."""
+        self._engine.open(_NOBODY, 1, SamplingParams())
+        self._engine.forward([Chunk(_NOBODY, [0], True)], [], roots([]))
+        self._engine.close(_NOBODY)
+
     def _commit(self, message: TargetCommit) -> None:
         for request in message.closed:
             self._engine.close(request)
@@ -137,34 +115,22 @@ class TargetWorker(_Linked):
 
     def _verify(self, message: Verify) -> Verified:
         started, started_at = time.perf_counter(), time.time()
-        trees = roots(message.roots)
-        if message.drafted:
-            if self.link is not None:
-                try:
-                    drafted = self.link.recv_trees(message.drafted, message.nodes)
-                    trees = pad(drafted, roots(message.roots[message.drafted :]))
-                except LinkDown as error:
-                    self._drop_link(error)
-            down = self._link_error if self.link is None else None
-        else:
-            down = None
+        trees = self._receive(message)
+        down = self._link_error if message.drafted and self.link is None else None
         waited = time.perf_counter()
         result = self._engine.forward(message.chunks, message.requests, trees)
         done = time.perf_counter()
-        for trace in message.traces:
-            record_span(
-                trace,
-                "adaptivespec.verify",
-                started_at,
-                started_at + done - started,
-                {
-                    "adaptivespec.verify.wait_s": waited - started,
-                    "adaptivespec.verify.forward_s": done - waited,
-                    "adaptivespec.batch.requests": len(message.requests),
-                    "adaptivespec.batch.nodes": int(trees.sizes.sum()),
-                    "adaptivespec.batch.prompt_tokens": sum(len(c.tokens) for c in message.chunks),
-                },
-            )
+        if message.traces:
+            attributes = {
+                "adaptivespec.verify.wait_s": waited - started,
+                "adaptivespec.verify.forward_s": done - waited,
+                "adaptivespec.batch.requests": len(message.requests),
+                "adaptivespec.batch.nodes": int(trees.sizes.sum()),
+                "adaptivespec.batch.prompt_tokens": sum(len(c.tokens) for c in message.chunks),
+            }
+            ended_at = started_at + done - started
+            for trace in message.traces:
+                record_span(trace, "adaptivespec.verify", started_at, ended_at, attributes)
         return Verified(
             nodes=trees.tokens.shape[1],
             tokens=_bytes(trees.tokens),
@@ -172,14 +138,24 @@ class TargetWorker(_Linked):
             target=_bytes(result.target),
             gap=_bytes(result.gap),
             first_tokens=result.first_tokens,
-            wait_s=waited - started,
             forward_s=done - waited,
             link_down=down,
         )
 
+    def _receive(self, message: Verify) -> DraftTrees:
+        """The trees of the step, on the CPU; the roots alone where no drafted ones come."""
+        if message.drafted and self.link is not None:
+            try:
+                drafted = self.link.recv_trees(message.drafted, message.nodes).cpu()
+                return pad(drafted, roots(message.roots[message.drafted :]))
+            except LinkDown as error:
+                self._drop_link(error)
+        return roots(message.roots)
+
 
 class DraftWorker(_Linked):
-    """Runs the drafter. Any exception ends it: its side of the link is closed and it is rebuilt."""
+    """Runs the drafter. What goes wrong is raised to whoever hands it messages: after LinkDown it
+    can go on with the next `UseLink`, after anything else it must be rebuilt."""
 
     def __init__(self, drafter: Drafter) -> None:
         super().__init__()
@@ -223,19 +199,23 @@ class DraftWorker(_Linked):
         trees = self._drafter.draft(message.requests, message.shapes)
         seconds = time.perf_counter() - started
         self._connected().send_trees(trees)
-        sizes = trees.sizes.tolist()
         for trace in message.traces:
             record_span(
                 trace,
                 "adaptivespec.draft",
                 started_at,
                 started_at + seconds,
-                {
-                    "adaptivespec.batch.requests": len(message.requests),
-                    "adaptivespec.batch.nodes": sum(sizes),
-                },
+                {"adaptivespec.batch.requests": len(message.requests)},
             )
-        return Drafted(sizes, seconds)
+        return Drafted(seconds)
+
+    def warm_up(self) -> None:
+        """Commit and draft once, so that no request pays for what a device does at first use."""
+        size = self._drafter.state_size
+        self._drafter.open(_NOBODY, 0, 16)
+        self._drafter.commit([Extension(_NOBODY, [0])], torch.zeros(1, size) if size else None)
+        self._drafter.draft([_NOBODY], [Shape(2, 1, 3)])
+        self._drafter.close(_NOBODY)
 
     def _connected(self) -> Link:
         if self.link is None:

@@ -13,10 +13,10 @@ import torch
 
 from adaptivespec import tracing
 from adaptivespec.config import Compute, Settings
-from adaptivespec.controller import Limits
 from adaptivespec.drafters.build import make_drafter
 from adaptivespec.engine.build import make_target
 from adaptivespec.errors import LinkDown
+from adaptivespec.limits import Limits
 from adaptivespec.messages import Failed
 from adaptivespec.worker import DraftWorker, TargetWorker
 from transport.channel import Address, Channel, ChannelClosed, Listener
@@ -32,7 +32,6 @@ class TargetInfo(msgspec.Struct, frozen=True):
     address: Address
     pid: int
     limits: Limits
-    vocab_size: int
 
 
 class DraftInfo(msgspec.Struct, frozen=True):
@@ -50,7 +49,7 @@ class _Actor:
     def __init__(self, settings: Settings, compute: Compute, role: str) -> None:
         self._settings = settings
         self._role = role
-        self._host = ray.util.get_node_ip_address() if compute.device == "cuda" else "127.0.0.1"
+        self._host = "127.0.0.1" if settings.on_one_node else ray.util.get_node_ip_address()
         self._device = torch.device(compute.device)
         torch.set_num_threads(compute.threads)
         tracing.configure(f"adaptivespec-{role}")
@@ -65,21 +64,22 @@ class _Actor:
             dtype=settings.model.dtype,
         )
 
-    def _serve(self, handle: Callable[[Any], Any], messages: Any) -> Address:
+    def _serve(self, worker: TargetWorker | DraftWorker, messages: Any) -> Address:
         """Start to answer messages; returns where."""
         listener = Listener(self._host, PROTOCOL_VERSION)
         threading.Thread(
-            target=self._run, args=(listener, handle, messages), name=self._role, daemon=True
+            target=self._run, args=(listener, worker, messages), name=self._role, daemon=True
         ).start()
         return listener.address
 
-    def _run(self, listener: Listener, handle: Callable[[Any], Any], messages: Any) -> None:
+    def _run(self, listener: Listener, worker: TargetWorker | DraftWorker, messages: Any) -> None:
         try:
             while True:
                 with listener.accept(messages) as channel:
                     try:
-                        _converse(channel, handle)
+                        _converse(channel, worker.handle)
                     except (ChannelClosed, LinkDown) as error:
+                        worker.close()
                         log.warning("the %s waits for a new controller: %s", self._role, error)
         except BaseException:
             # The worker's state is not to be trusted any more: whoever started it starts it anew.
@@ -113,13 +113,13 @@ class TargetActor(_Actor):
         settings = self._settings
         engine = make_target(settings, self._device)
         self._worker = TargetWorker(engine)
+        self._worker.warm_up()
         self._link_layout = self._layout(engine.state_size)
         self._endpoints: dict[int, LinkEndpoint] = {}
         return TargetInfo(
-            address=self._serve(self._worker.handle, TO_TARGET),
+            address=self._serve(self._worker, TO_TARGET),
             pid=os.getpid(),
-            limits=Limits.of(settings, engine.config.max_position_embeddings),
-            vocab_size=engine.config.vocab_size,
+            limits=Limits.of(settings, engine.config),
         )
 
     def open_link(self, generation: int) -> LinkAddress:
@@ -153,8 +153,9 @@ class DraftActor(_Actor):
         if self._info is None:
             drafter = make_drafter(self._settings, self._device)
             self._worker = DraftWorker(drafter)
+            self._worker.warm_up()
             self._info = DraftInfo(
-                address=self._serve(self._worker.handle, TO_DRAFT),
+                address=self._serve(self._worker, TO_DRAFT),
                 pid=os.getpid(),
                 state_size=drafter.state_size,
             )

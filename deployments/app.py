@@ -26,7 +26,7 @@ def build(args: dict[str, Any]) -> Application:
         name="Orchestrator",
         max_ongoing_requests=_UNBOUNDED,
         placement_group_bundles=bundles(settings),
-        placement_group_strategy="PACK",
+        placement_group_strategy="STRICT_PACK" if settings.on_one_node else "PACK",
         ray_actor_options={"num_cpus": settings.orchestrator_cpus, "runtime_env": runtime_env},
     )
     ingress = serve.deployment(

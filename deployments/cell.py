@@ -12,8 +12,8 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from adaptivespec.config import Compute, Settings
-from adaptivespec.controller import DraftPort, TargetPort
 from adaptivespec.errors import AdaptiveSpecError, DrafterLost, TargetLost
+from adaptivespec.port import DraftPort, TargetPort
 from deployments.actors import DraftActor, DraftInfo, TargetActor, TargetInfo
 from transport.frames import FROM_DRAFT, FROM_TARGET
 from transport.port import open_port
@@ -96,11 +96,6 @@ class Cell:
         self._draft = self._spawn(DraftActor, DRAFT_BUNDLE, drafter.compute)
         startup_s = self._settings.startup_timeout_s
         return self._draft, await _call(self._draft.load, startup_s, DrafterLost)
-
-    def stop(self) -> None:
-        """Kill both actors."""
-        _kill(self._target)
-        _kill(self._draft)
 
     def _spawn(self, actor: ActorClass, bundle: int, compute: Compute) -> ActorHandle:
         env = {"OMP_NUM_THREADS": str(compute.threads)}  # Ray would say 1

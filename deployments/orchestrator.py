@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
 
+from adaptivespec import tracing
 from adaptivespec.config import Settings
 from adaptivespec.controller import Controller
-from adaptivespec.errors import AdaptiveSpecError, TargetLost
+from adaptivespec.errors import AdaptiveSpecError, DrafterLost, LinkDown, TargetLost
 from adaptivespec.policy import make_policy
 from adaptivespec.request import NOTHING_USED, Delta, GenerationRequest
 from adaptivespec.tokenizer import load_tokenizer
@@ -20,8 +22,8 @@ from deployments.step_loop import StepLoop
 
 log = logging.getLogger(__name__)
 
-_RETRY_S = 0.5  # between attempts to bring a lost actor back
-_ANSWER_S = 5.0  # a target that answers no ping for so long is not healthy
+_RETRY_S, _MAX_RETRY_S = 0.5, 10.0  # between attempts to bring a lost actor back, doubling
+_ANSWER_S = 3.0  # a target that answers no ping for so long is not healthy
 
 
 class Orchestrator:
@@ -30,6 +32,10 @@ class Orchestrator:
 
     async def __init__(self, settings: Settings, env: dict[str, str]) -> None:  # type: ignore[misc]
         """Start everything once. Raises ConfigError where that can never succeed."""
+        tracing.configure("adaptivespec-orchestrator")
+        # The step loop shares the interpreter with Serve's event loop, whose work on each delta
+        # would otherwise hold up the next step by up to 5 ms.
+        sys.setswitchinterval(2e-4)
         self._settings = settings
         self._tokenizer = load_tokenizer(settings.model.path)
         self._policy = make_policy(settings.policy)
@@ -43,7 +49,11 @@ class Orchestrator:
         self._drafter: DrafterState = "starting" if settings.drafter else "none"
         await self._start_target()
         if settings.drafter:
-            await self._attach_drafter()
+            try:
+                await self._attach_drafter()
+            except (DrafterLost, LinkDown) as error:
+                log.warning("starting without a drafter: %s", error)
+                self._changed.set()
         self._keeper = asyncio.create_task(self._keep_whole())
 
     # -- for the ingress --------------------------------------------------------------------------
@@ -68,7 +78,7 @@ class Orchestrator:
         return Status(
             model=settings.model.name,
             context_length=info.limits.longest if info else 0,
-            vocab_size=info.vocab_size if info else 0,
+            vocab_size=info.limits.vocab_size if info else 0,
             max_running=settings.target.max_running,
             kv_tokens=settings.target.kv_tokens,
             drafter_kind=settings.drafter_kind,
@@ -80,6 +90,10 @@ class Orchestrator:
             **msgspec.structs.asdict(load),
         )
 
+    def __del__(self) -> None:
+        """Called by Serve when it stops this replica in order."""
+        tracing.shutdown()
+
     async def check_health(self) -> None:
         """For Serve: raises when this replica can no longer heal itself."""
         if not self._loop.alive or self._keeper.done():
@@ -88,7 +102,13 @@ class Orchestrator:
     # -- keeping the cell whole -------------------------------------------------------------------
 
     async def _start_target(self) -> None:
-        port, self._info = await self._cell.start_target()
+        """Raises ConfigError or TargetLost; the target then counts as lost."""
+        self._target = "starting"
+        try:
+            port, self._info = await self._cell.start_target()
+        except AdaptiveSpecError:
+            self._target = "lost"
+            raise
         controller = Controller(
             port,
             self._info.limits,
@@ -97,22 +117,29 @@ class Orchestrator:
             self._settings.max_promotions,
             self._on_drafter_lost,
         )
-        await self._loop.adopt(controller)
         self._target = "ready"
+        await self._loop.adopt(controller)
 
     async def _attach_drafter(self) -> None:
-        linked = await self._cell.link_drafter()
-        self._drafter = "ready"
-        await self._loop.ask(
-            lambda controller: controller.attach(
-                linked.port, linked.generation, linked.needs_states
+        """Raises DrafterLost, LinkDown or TargetLost; the drafter then counts as lost."""
+        self._drafter = "starting"
+        try:
+            linked = await self._cell.link_drafter()
+            self._drafter = "ready"
+            await self._loop.ask(
+                lambda controller: controller.attach(
+                    linked.port, linked.generation, linked.needs_states
+                )
             )
-        )
+        except AdaptiveSpecError:
+            self._drafter = "lost"
+            raise
 
     async def _keep_whole(self) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()
+            delay_s = _RETRY_S
             while self._target == "lost" or self._drafter == "lost":
                 try:
                     if self._target == "lost":
@@ -120,8 +147,9 @@ class Orchestrator:
                     if self._drafter == "lost":
                         await self._attach_drafter()
                 except AdaptiveSpecError as error:
-                    log.error("trying again in %s s: %s", _RETRY_S, error)
-                    await asyncio.sleep(_RETRY_S)
+                    log.error("trying again in %s s: %s", delay_s, error)
+                    await asyncio.sleep(delay_s)
+                    delay_s = min(2 * delay_s, _MAX_RETRY_S)
 
     def _on_target_lost(self, controller: Controller) -> None:
         def mark() -> None:

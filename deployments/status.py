@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from adaptivespec.policy import Shape
+from adaptivespec.shape import Shape
 
 TargetState = Literal["ready", "starting", "lost"]
 DrafterState = Literal["ready", "starting", "lost", "none"]

@@ -31,22 +31,13 @@ class StepLoop:
         self._on_target_lost = on_target_lost
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._controller: Controller | None = None
-        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether the thread still runs; it ends only by `stop` or by a defect."""
+        """Whether the thread still runs, as it always should."""
         return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """End the thread after the current step."""
-
-        def stop() -> None:
-            self._stopping = True
-
-        self._inbox.put(stop)
 
     async def adopt(self, controller: Controller) -> None:
         """Step this controller from now on."""
@@ -97,6 +88,8 @@ class StepLoop:
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # whoever asked has given up
             try:
                 future.set_result(work())
             except Exception as error:
@@ -113,11 +106,14 @@ class StepLoop:
         return self._controller
 
     def _run(self) -> None:
-        while not self._stopping:
+        while True:
             try:
                 self._turn()
             except TargetLost as error:
                 self._lose_target(error)
+            except Exception as error:
+                log.exception("a step failed; the target is started anew")
+                self._lose_target(TargetLost(f"{type(error).__name__}: {error}"))
 
     def _turn(self) -> None:
         """Everything in the inbox, then one step; when idle, wait for the inbox and ping."""
@@ -139,6 +135,5 @@ class StepLoop:
         controller, self._controller = self._controller, None
         if controller is not None:
             log.error("target lost: %s", error)
-            controller.detach()
             controller.fail_all(error)
             self._on_target_lost(controller)

@@ -1,10 +1,11 @@
-"""Acceptance lengths of static shapes over prompt files, in process or of a running server.
+"""Acceptance lengths of static shapes over prompt files, in process or of a server.
 
     python infra/acceptance.py --drafter eagle3:HEAD --set gsm8k.jsonl:question:40 ...
     python infra/acceptance.py --url http://127.0.0.1:8000/v1 --set ...
 
-A set is FILE:FIELD:COUNT; the first COUNT rows are taken and FIELD of each (its first element, if it
-is a list) is one user message. Acceptance length = tokens per target step, bonus token counted.
+A set is FILE:FIELD:COUNT[:STEP]: COUNT rows, every STEP-th from the first on; FIELD of each (its
+first element, if it is a list) is one user message. Answers end as they would for a user, after
+128 tokens at most. Acceptance length = tokens per target step, bonus token counted.
 """
 
 import argparse
@@ -24,11 +25,12 @@ SHAPES = [Shape(3, 4, 4), Shape(7, 1, 8), Shape(5, 4, 16), Shape(6, 8, 32)]
 
 
 def read_set(text: str) -> tuple[str, list[str]]:
-    """(name, user messages) of FILE:FIELD:COUNT."""
-    name, field, count = text.rsplit(":", 2)
+    """(name, user messages) of FILE:FIELD:COUNT[:STEP]."""
+    name, field, *numbers = text.split(":")
+    count, step = [*map(int, numbers), 1][:2]
     file = Path(name)
     lines = (gzip.open if file.suffix == ".gz" else open)(file, "rt").read().splitlines()
-    values = [json.loads(line)[field] for line in lines[: int(count)]]
+    values = [json.loads(line)[field] for line in lines[::step][:count]]
     return file.name.split(".")[0], [v[0] if isinstance(v, list) else v for v in values]
 
 
@@ -61,7 +63,6 @@ class InProcess:
             GenerationRequest(
                 prompt=system.tokenizer.apply_chat_template([{"role": "user", "content": p}]),
                 max_tokens=args.max_tokens,
-                ignore_eos=True,
                 mode="static",
                 kappa=args.kappa,
                 shape=shape,
@@ -93,7 +94,6 @@ class Server:
                         temperature=0,
                         max_tokens=args.max_tokens,
                         extra_body={
-                            "ignore_eos": True,
                             "speculation": {"mode": "static", "kappa": args.kappa, "shape": shape},
                         },
                     )
@@ -119,6 +119,8 @@ def main() -> None:
     add("--max-tokens", type=int, default=128)
     add("--kappa", type=float, default=1.0)
     args = parser.parse_args()
+    if args.url and {args.drafter, args.dtype, args.threads} != {"lookup", "bfloat16", 2}:
+        parser.error("--drafter, --dtype and --threads are the server's own with --url")
     runner = Server(args) if args.url else InProcess(args)
     names = [name for name, _ in args.sets]
     print("| shape | all |", " | ".join(names), "|")

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from adaptivespec.policy import Shape
+from adaptivespec.shape import Shape
 from adaptivespec.tree import DraftTrees
 
 

@@ -9,7 +9,7 @@ from adaptivespec.drafters.base import Extension
 from adaptivespec.drafters.growth import GrowingTrees, Level, best_children
 from adaptivespec.drafters.packing import Rows, commit_chains, pack_chains, pack_level
 from adaptivespec.models.eagle3 import Eagle3Head
-from adaptivespec.policy import Shape
+from adaptivespec.shape import Shape
 from adaptivespec.tree import DraftTrees
 
 

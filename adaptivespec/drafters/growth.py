@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from adaptivespec.errors import CacheFull
-from adaptivespec.policy import Shape
+from adaptivespec.shape import Shape
 from adaptivespec.tree import DraftTrees, ancestor_mask, build, depths, reroot
 
 

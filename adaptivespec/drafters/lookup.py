@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from adaptivespec.drafters.base import Extension
-from adaptivespec.policy import Shape
+from adaptivespec.shape import Shape
 from adaptivespec.tree import DraftTrees
 
 BACKOFF = 0.4

@@ -116,6 +116,11 @@ def _check_speculation(speculation: Speculation, sampling: SamplingParams, statu
             f"{sampling.temperature}; 1 is allowed",
             "speculation.kappa",
         )
+    if kappa is not None and kappa < 1 and speculation.mode == "off":
+        raise invalid(
+            f"speculation.kappa: {kappa} acts on drafted tokens, and mode is 'off'; 1 is allowed",
+            "speculation.kappa",
+        )
     if shape is None:
         return
     if speculation.mode != "static":

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from adaptivespec.config import Kappa
-from adaptivespec.policy import Shape
 from adaptivespec.request import Mode
+from adaptivespec.shape import Shape
 from deployments.openai.errors import invalid
 
 Role = Literal["system", "developer", "user", "assistant"]

@@ -73,6 +73,8 @@ def test_settings_come_from_a_serve_config(folder: str, tmp_path: Path) -> None:
         (["--drafter=medusa"], "lookup, eagle3, lm"),
         (["--shape=3,4,4"], "--mode static"),
         (["--mode=static", "--shape=3,4,2"], "[3, 4, 2]"),
+        (["--kappa=0.5", "--temperature=1"], "temperature 0"),
+        (["--stop="], "--stop"),
         (["--config=/no/such.yaml"], "/no/such.yaml"),
         (["--max-tokens=100000"], "100000"),
     ],

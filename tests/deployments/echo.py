@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from adaptivespec.policy import Shape
 from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
+from adaptivespec.shape import Shape
 from adaptivespec.tokenizer import Tokenizer
 from deployments.status import Status
 

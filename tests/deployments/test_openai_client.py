@@ -8,8 +8,8 @@ import pytest
 from openai import OpenAI
 
 from adaptivespec.errors import Overloaded, RequestError, TargetLost
-from adaptivespec.policy import Shape
 from adaptivespec.sampling import SamplingParams
+from adaptivespec.shape import Shape
 from adaptivespec.tokenizer import Tokenizer
 from tests.deployments.echo import Echo
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptivespec.policy import Shape
 from adaptivespec.request import GenerationRequest
+from adaptivespec.shape import Shape
 from adaptivespec.tokenizer import Tokenizer
 from deployments.openai import conversion, neutral
 from deployments.openai.errors import ApiError, ErrorDetail

@@ -11,7 +11,7 @@ from adaptivespec.drafters.eagle3 import Eagle3Drafter
 from adaptivespec.drafters.lm import LMDrafter
 from adaptivespec.drafters.lookup import LookupDrafter
 from adaptivespec.errors import ConfigError
-from adaptivespec.policy import Shape
+from adaptivespec.shape import Shape
 from tests.adaptivespec.drafters.heads import tiny_head
 from tests.factories import write_hf_folder
 

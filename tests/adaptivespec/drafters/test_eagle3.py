@@ -14,7 +14,7 @@ from adaptivespec.drafters.eagle3 import Eagle3Drafter
 from adaptivespec.models.eagle3 import Eagle3Head, load_head
 from adaptivespec.models.eagle3_weights import EMBEDDING
 from adaptivespec.models.loading import load_model
-from adaptivespec.policy import NO_DRAFT, Shape
+from adaptivespec.shape import NO_DRAFT, Shape
 from tests.adaptivespec.drafters.heads import HIDDEN, VOCAB, Flags, Reference, TinyHead, tiny_head
 from tests.adaptivespec.drafters.trees import Path, assert_same, grow, nodes_of
 from tests.factories import write_hf_folder

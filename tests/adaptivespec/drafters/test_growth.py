@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adaptivespec.drafters.growth import GrowingTrees, Level
 from adaptivespec.errors import CacheFull
-from adaptivespec.policy import NO_DRAFT, Shape
+from adaptivespec.shape import NO_DRAFT, Shape
 from tests.adaptivespec.drafters.trees import Path, assert_same, grow, nodes_of
 
 LARGEST = Shape(5, 4, 24)

@@ -14,7 +14,7 @@ from adaptivespec.engine.cache import KVCache
 from adaptivespec.models.attention import Segment
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.decoder import Decoder, Hidden
-from adaptivespec.policy import NO_DRAFT, Shape
+from adaptivespec.shape import NO_DRAFT, Shape
 from tests.adaptivespec.drafters.trees import Path, assert_same, grow, nodes_of
 from tests.decoders import prefill, tiny_decoder
 from tests.factories import tiny_model

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adaptivespec.drafters.base import Extension
 from adaptivespec.drafters.lookup import BACKOFF, LookupDrafter
-from adaptivespec.policy import NO_DRAFT, Shape
+from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.tree import DraftTrees
 
 CHAIN = Shape(4, 1, 5)

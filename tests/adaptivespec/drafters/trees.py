@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor
 
-from adaptivespec.policy import Shape
+from adaptivespec.shape import Shape
 from adaptivespec.tree import DraftTrees
 
 Path = tuple[int, ...]
