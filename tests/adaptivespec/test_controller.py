@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from adaptivespec.config import LMSettings, Settings, load_settings
@@ -56,8 +57,7 @@ def settings(folder: Path, drafter: str = "lookup", **changes: object) -> Settin
 
 
 def request(prompt: list[int], **changes: object) -> GenerationRequest:
-    fields = {"prompt": prompt, "max_tokens": 24} | changes
-    return GenerationRequest(**fields)
+    return structs.replace(GenerationRequest(prompt=prompt, max_tokens=24), **changes)
 
 
 def tokens(deltas: Sequence[Delta]) -> list[int]:

@@ -5,8 +5,8 @@ leaving, and with a drafter that dies twice in every answer. Drafters may be bfl
 propose changes nothing.
 """
 
+import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +22,6 @@ from tests.smollm2 import PROMPTS, chat, greedy, save_shallow_lm, tokenizer
 
 MAX_TOKENS = 64
 POLICIES = {"dcs": {"kind": "dcs"}, "static": {"kind": "static", "shape": [5, 4, 16]}}
-TRIAL_HEAD = Path(__file__).parents[3] / "shared" / "data" / "trial-head"
 
 Drafter = dict[str, Any]
 """The settings of one."""
@@ -41,7 +40,7 @@ def drafter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             return {"kind": "lm", "path": str(save_shallow_lm(folder))}
         case "eagle3":
             # A trained head, where a developer has one, has longer paths accepted.
-            path = TRIAL_HEAD if TRIAL_HEAD.exists() else write_lens_head(folder)
+            path = os.environ.get("ADAPTIVESPEC_TEST_HEAD") or write_lens_head(folder)
             return {"kind": "eagle3", "path": str(path)}
         case kind:
             return {"kind": kind}
