@@ -1,6 +1,7 @@
 """The draft and target actors: a worker behind a socket, in a process and on a device of its
 own."""
 
+import atexit
 import logging
 import os
 import threading
@@ -52,6 +53,9 @@ class _Actor:
         self._host = "127.0.0.1" if settings.on_one_node else ray.util.get_node_ip_address()
         self._device = torch.device(compute.device)
         torch.set_num_threads(compute.threads)
+        # An interpreter that finalises ends its threads where they are, and torch aborts the
+        # process for that. Registered first, this comes last: spans are exported before.
+        atexit.register(os._exit, 0)
         tracing.configure(f"adaptivespec-{role}")
 
     def _layout(self, state_size: int) -> LinkLayout:

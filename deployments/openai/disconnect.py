@@ -1,10 +1,13 @@
 """Work for a client that may leave."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any
 
 from starlette.types import Receive
+
+log = logging.getLogger(__name__)
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
@@ -22,7 +25,8 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
             working.cancel()
         await asyncio.wait((working, watching))
     if working.cancelled():
-        watching.result()
+        if error := watching.exception():  # as when Serve's proxy, which spoke for it, is gone
+            log.warning("the client is out of reach: %s", type(error).__name__)
         return False
     working.result()
     return True

@@ -42,9 +42,9 @@ def test_seeded_sampling_does_not_depend_on_speculation(server: Server, app: str
     """Of a text of low entropy: where many tokens are equally likely, float32's rounding, which
     depends on what is computed together, may decide between two of them."""
     client = server.client(app)
-    for seed in range(3):
+    for seed in range(2):
         with_drafts, without = (
-            complete(client, COUNTING, TOKENS, mode=mode, temperature=1, seed=seed)
+            complete(client, COUNTING, 32, mode=mode, temperature=1, seed=seed)
             for mode in ("adaptive", "off")
         )
         assert with_drafts.content == without.content
