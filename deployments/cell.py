@@ -98,7 +98,9 @@ class Cell:
         return self._draft, await _call(self._draft.load, startup_s, DrafterLost)
 
     def _spawn(self, actor: ActorClass, bundle: int, compute: Compute) -> ActorHandle:
-        env = {"OMP_NUM_THREADS": str(compute.threads)}  # Ray would say 1
+        # Ray would say one thread. The other is said again here, for a worker may load torch before
+        # this package.
+        env = {"OMP_NUM_THREADS": str(compute.threads), "OMP_WAIT_POLICY": "PASSIVE"}
         return actor.options(
             num_cpus=compute.num_cpus,
             num_gpus=compute.num_gpus,
