@@ -1,6 +1,6 @@
 # make serve: the application. make test: lint and every test. Both set up .venv by themselves.
 
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
