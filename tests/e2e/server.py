@@ -239,5 +239,5 @@ class Server:
         after a while."""
         family = self.processes()
         os.killpg(self._process.pid, signal.SIGINT)
-        _, alive = psutil.wait_procs(family, timeout=60)
+        _, alive = psutil.wait_procs(family, timeout=120)
         return alive

@@ -1,11 +1,12 @@
 """A mistake in the settings, or in what they name, fails the deployment and says what is wrong."""
 
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
-from tests.adaptivespec.drafters.heads import tiny_head
+from tests.adaptivespec.drafters.heads import HIDDEN, tiny_head
 from tests.e2e.server import Server, application, eventually
 from tests.factories import VOCAB_SIZE, write_hf_folder
 
@@ -17,14 +18,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def failing(folder: Path) -> Iterator[Server]:
-    """One server for all the mistakes."""
-    lm, head = write_hf_folder(folder / "lm"), tiny_head().write(folder / "head")
+    """One server for all the mistakes, with a target that loads fast."""
+    target = str(write_hf_folder(folder / "target", hidden_size=64))
+    lm = write_hf_folder(folder / "lm", vocab_size=2 * VOCAB_SIZE)
+    head = tiny_head().write(folder / "head")
     applications = [
         application("unknown-key", max_shapes=[1, 1, 2]),
         application("bad-kappa", kappa=1.5),
         application("no-model", model=str(folder / "nothing.gguf")),
-        application("other-vocabulary", drafter={"kind": "lm", "path": str(lm)}),
-        application("other-size", drafter={"kind": "eagle3", "path": str(head)}),
+        application("other-vocabulary", model=target, drafter={"kind": "lm", "path": str(lm)}),
+        application("other-size", model=target, drafter={"kind": "eagle3", "path": head}),
     ]
     with Server(applications) as server:
         yield server
@@ -36,8 +39,8 @@ def failing(folder: Path) -> Iterator[Server]:
         ("unknown-key", ["max_shapes"]),
         ("bad-kappa", ["kappa: 1.5", "<= 1"]),
         ("no-model", ["model path", "nothing.gguf"]),
-        ("other-vocabulary", ["drafter.path", "lm", str(VOCAB_SIZE), "49152"]),
-        ("other-size", ["head", f"vocab_size: {VOCAB_SIZE}", "49152"]),
+        ("other-vocabulary", ["drafter.path", "/lm'", str(VOCAB_SIZE), str(2 * VOCAB_SIZE)]),
+        ("other-size", ["/head:", f"hidden size {HIDDEN}", "64"]),
     ],
 )
 def test_a_mistake_is_named(failing: Server, app: str, words: list[str]) -> None:
@@ -48,3 +51,11 @@ def test_a_mistake_is_named(failing: Server, app: str, words: list[str]) -> None
     assert status["status"] == "DEPLOY_FAILED"
     told = [line for line in failing.output.splitlines() if "ConfigError: " in line]
     assert any(all(word in line for word in words) for line in told), told
+
+
+def test_failed_deployments_hold_nothing(failing: Server) -> None:
+    """Their ingresses, which need no resources, say that there is no orchestrator."""
+    eventually(failing.placement_groups, lambda groups: not groups)
+    kinds = {actor["class_name"].split(":")[-1] for actor in failing.actors()}
+    assert kinds == {"ServeController", "ProxyActor", "Ingress"}
+    assert failing.health("other-size")["http"] == HTTPStatus.SERVICE_UNAVAILABLE

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.e2e.answers import COUNTING, ZEROS, chat_reference, complete, reference
+from tests.e2e.conftest import LM_QUEUED, LM_RUNNING
 from tests.e2e.server import Server
 from tests.smollm2 import PROMPTS, chat
 
@@ -14,10 +15,9 @@ TOKENS = 48
 
 @pytest.mark.parametrize("app", APPS)
 def test_concurrent_answers_are_transformers_own(server: Server, app: str) -> None:
-    """Two at a time where no more may run and wait, else six."""
-    prompts = PROMPTS[:6]
+    prompts = PROMPTS[: LM_RUNNING + LM_QUEUED if app == "lm" else 6]
     client = server.client(app)
-    with ThreadPoolExecutor(2 if app == "lm" else len(prompts)) as pool:
+    with ThreadPoolExecutor(len(prompts)) as pool:
         answers = list(pool.map(lambda p: complete(client, chat(p), TOKENS), prompts))
     for prompt, answer in zip(prompts, answers, strict=True):
         expected = chat_reference(prompt, TOKENS)
