@@ -10,6 +10,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 .PHONY: serve test lint clean
 
 serve: $(STAMP)
+	@$(BIN)/python -m deployments.check serve_config.yaml
 	exec $(BIN)/serve run serve_config.yaml
 
 test: $(DEV) lint

@@ -109,6 +109,8 @@ def _settings(args: argparse.Namespace) -> Settings:
         settings["drafter"] = None
     elif args.drafter is not None:
         kind, _, path = args.drafter.partition(":")
+        if kind in ("lm", "eagle3") and not path:
+            raise ConfigError(f"--drafter: {kind!r} needs a path, as in {kind}:PATH")
         settings["drafter"] = {"kind": kind} | ({"path": path} if path else {})
     if args.kappa is not None:
         settings["kappa"] = args.kappa
@@ -154,12 +156,15 @@ def _temperature(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="adaptivespec", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="adaptivespec", description="Speculative decoding that follows the text."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser(
         "generate",
         help="answer one prompt in this process, showing what was drafted",
         description=generate.__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = command.add_argument
     add("prompt", help="the user's message; - reads standard input")

@@ -8,11 +8,12 @@ The step's overhead is what `/health` says after a round with one request at a t
 """
 
 import argparse
+import json
 import statistics
 import time
+import urllib.request
 from typing import Any
 
-import httpx
 from openai import OpenAI
 
 MODES: dict[str, dict[str, Any]] = {
@@ -69,7 +70,8 @@ def main() -> None:
         ratio = statistics.median(a / b for a, b in zip(rates[mode], rates["off"], strict=True))
         length = statistics.mean(lengths[mode])
         print(f"| {mode} | {statistics.median(rates[mode]):.1f} | {ratio:.2f} | {length:.2f} |")
-    status = httpx.get(args.url.removesuffix("/v1") + "/health").json()
+    with urllib.request.urlopen(args.url.removesuffix("/v1") + "/health") as health:
+        status = json.load(health)
     print(f"step overhead: median {status['step_overhead_ms']:.2f} ms")
 
 

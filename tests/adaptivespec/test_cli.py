@@ -71,6 +71,7 @@ def test_settings_come_from_a_serve_config(folder: str, tmp_path: Path) -> None:
         (["--kappa=2"], "kappa: 2.0"),
         (["--model=/no/such/model"], "/no/such/model"),
         (["--drafter=medusa"], "lookup, eagle3, lm"),
+        (["--drafter=lm"], "lm:PATH"),
         (["--shape=3,4,4"], "--mode static"),
         (["--mode=static", "--shape=3,4,2"], "[3, 4, 2]"),
         (["--kappa=0.5", "--temperature=1"], "temperature 0"),

@@ -1,0 +1,57 @@
+"""`python -m deployments.check serve_config.yaml`: find mistakes before Ray is started.
+
+Serve builds the application in a worker, again and again, and buries what it raises in tracebacks.
+"""
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from adaptivespec.config import load_settings
+from adaptivespec.errors import ConfigError
+
+
+def check(file: Path) -> str:
+    """What the file will serve, and where, in one line. Raises ConfigError for settings that are
+    not allowed, and for a port that is taken."""
+    try:
+        config: dict[str, Any] = yaml.safe_load(file.read_text())
+        args = [application.get("args", {}) for application in config["applications"]]
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"not a Serve configuration: {error!r}") from error
+    served = []
+    for settings in map(load_settings, args):
+        served.append(
+            f"{settings.model.name} (drafter {settings.drafter_kind}, policy "
+            f"{settings.policy_kind}, kappa {settings.kappa})"
+        )
+    http = config.get("http_options", {})
+    host, port = http.get("host", "0.0.0.0"), http.get("port", 8000)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"http_options.port: {port} on {host} is not to be had ({error.strerror}); "
+                "another one is allowed"
+            ) from error
+    return f"{', '.join(served)}; soon at http://{host}:{port}/v1"
+
+
+def main() -> int:
+    """Returns the exit status: 2 for a mistake, told in one line."""
+    file = Path(sys.argv[1])
+    try:
+        print(f"{file}: {check(file)}")
+    except ConfigError as error:
+        print(f"{file}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Mistakes in serve_config.yaml are one line, before anything starts."""
+
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+
+from adaptivespec.errors import ConfigError
+from deployments.check import check
+
+SHIPPED = Path(__file__).parents[2] / "serve_config.yaml"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def write(folder: Path, args: dict[str, object], port: int) -> Path:
+    config = yaml.safe_load(SHIPPED.read_text())
+    config["http_options"]["port"] = port
+    config["applications"][0]["args"] |= args
+    file = folder / "serve_config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def test_what_will_be_served_and_where(tmp_path: Path) -> None:
+    port = free_port()
+    told = check(write(tmp_path, {}, port))
+    assert "SmolLM2-135M-Instruct (drafter lookup, policy dcs, kappa 0.2)" in told
+    assert f"http://127.0.0.1:{port}/v1" in told
+
+
+def test_a_setting_that_is_not_allowed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kappa: 5 is not allowed"):
+        check(write(tmp_path, {"kappa": 5}, free_port()))
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"http_options.port: {port}"):
+            check(write(tmp_path, {}, port))
+
+
+@pytest.mark.parametrize("text", ["", "a: b", "applications: 3", "{"])
+def test_a_file_of_another_kind(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "other.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="not a Serve configuration"):
+        check(file)
