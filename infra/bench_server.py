@@ -1,6 +1,6 @@
 """Tokens per second of a running server, speculation off, lossless and lossy, in turn.
 
-    python infra/bench_server.py [--url http://127.0.0.1:8000/v1] [--rounds 3] [--max-tokens 128]
+    python infra/bench_server.py [--url http://127.0.0.1:8000/v1] [--rounds 2] [--max-tokens 128]
 
 Every prompt is answered in every mode before the next one, so that a machine whose speed drifts
 treats all alike. Figures are medians over prompts and rounds; ratios are taken prompt by prompt.
@@ -41,7 +41,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=128)
     args = parser.parse_args()
     client = OpenAI(base_url=args.url, api_key="none", timeout=600)
