@@ -135,5 +135,6 @@ class StepLoop:
         controller, self._controller = self._controller, None
         if controller is not None:
             log.error("target lost: %s", error)
-            controller.fail_all(error)
+            told = TargetLost(f"the target was lost and is being started again ({error})")
+            controller.fail_all(told)
             self._on_target_lost(controller)
