@@ -117,6 +117,8 @@ class Server:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # Whoever runs the tests in the background ignores Ctrl-C, and that is inherited.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     def __enter__(self) -> Self:
