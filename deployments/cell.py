@@ -53,7 +53,7 @@ class Cell:
         settings = self._settings
         self._target = self._spawn(TargetActor, TARGET_BUNDLE, settings.target.compute)
         info = await _call(self._target.load, settings.startup_timeout_s, TargetLost)
-        log.info("target ready: %s", info)
+        log.info("target ready: process %d", info.pid)
         port: TargetPort = await asyncio.to_thread(
             open_port, info.address, FROM_TARGET, settings.target_timeout_s, TargetLost
         )
@@ -81,7 +81,7 @@ class Cell:
         except AdaptiveSpecError:
             port.close()
             raise
-        log.info("drafter ready: %s, link generation %d", info, generation)
+        log.info("drafter ready: process %d, link generation %d", info.pid, generation)
         return Linked(port, generation, info.state_size > 0)
 
     async def _live_drafter(self) -> tuple[ActorHandle, DraftInfo]:
