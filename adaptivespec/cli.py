@@ -8,12 +8,13 @@ from typing import Any, TextIO
 
 import yaml
 
+from adaptivespec import arguments
 from adaptivespec.config import Settings, check_shape, load_settings
 from adaptivespec.errors import AdaptiveSpecError, ConfigError
 from adaptivespec.local import LocalSystem
 from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
 from adaptivespec.sampling import SamplingParams
-from adaptivespec.shape import Shape
+from adaptivespec.training.command import add_arguments, train_eagle3
 
 _COLOURS = {Origin.TARGET: "", Origin.DRAFTED: "\x1b[32m", Origin.PROMOTED: "\x1b[33m"}
 _PLAIN = "\x1b[0m"
@@ -24,7 +25,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit status: 2 for what the user can mend, with one line."""
     args = _parser().parse_args(argv)
     try:
-        return generate(args)
+        status: int = args.run(args)
+        return status
     except AdaptiveSpecError as error:
         print(f"adaptivespec: {error}", file=sys.stderr)
         return 2
@@ -125,36 +127,6 @@ def _application_args(file: Path) -> dict[str, Any]:
         raise ConfigError(f"--config {file}: no applications[0].args there: {error!r}") from error
 
 
-def _shape(text: str) -> Shape:
-    try:
-        depth, width, nodes = map(int, text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not DEPTH,WIDTH,NODES") from None
-    return Shape(depth, width, nodes)
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
-
-
-def _text(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("it must not be empty")
-    return text
-
-
-def _temperature(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 2")
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adaptivespec", description="Speculative decoding that follows the text."
@@ -166,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         description=generate.__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    command.set_defaults(run=generate)
     add = command.add_argument
     add("prompt", help="the user's message; - reads standard input")
     add("--config", type=Path, metavar="FILE", help="take the settings of a serve_config.yaml")
@@ -173,12 +146,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=["bfloat16", "float32"])
     add("--drafter", metavar="KIND[:PATH]", help="lookup, eagle3:PATH, lm:PATH or none")
     add("--mode", choices=["adaptive", "static", "off"], default="adaptive")
-    add("--shape", type=_shape, metavar="DEPTH,WIDTH,NODES", help="with --mode static")
+    add("--shape", type=arguments.shape, metavar="DEPTH,WIDTH,NODES", help="with --mode static")
     add("--kappa", type=float, help="margin rule at temperature 0; 1 is lossless")
-    add("--temperature", type=_temperature, default=0.0)
+    add("--temperature", type=arguments.temperature, default=0.0)
     add("--seed", type=int, default=0)
-    add("--max-tokens", type=_positive, default=256)
-    add("--stop", action="append", default=[], type=_text, metavar="TEXT")
+    add("--max-tokens", type=arguments.positive, default=256)
+    add("--stop", action="append", default=[], type=arguments.nonempty, metavar="TEXT")
     add("--raw", action="store_true", help="continue the text itself, without the chat template")
     add("--color", choices=["auto", "always", "never"], default="auto")
+    command = commands.add_parser(
+        "train-eagle3",
+        help="train an EAGLE-3 draft head for a model",
+        description=train_eagle3.__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    command.set_defaults(run=train_eagle3)
+    add_arguments(command)
     return parser

@@ -52,8 +52,20 @@ class Tokenizer:
         """Tokens of a chat up to where the assistant's answer begins. `variables` are the
         template's own (`enable_thinking=False`, say). Raises RequestError when the model has no
         template or the template refuses the messages."""
+        text = self._render(messages, **variables)
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def user_turn(self, start: str = "") -> list[int]:
+        """Tokens of a chat up to where its first user's message begins, and of the message's own
+        `start`: what a model continues to write a message itself. Raises RequestError like
+        `apply_chat_template`."""
+        mark = "\ufdd0"  # a noncharacter, which no template contains
+        before = self._render([{"role": "user", "content": mark}]).partition(mark)[0]
+        return self._backend.encode(before + start, add_special_tokens=False).ids
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         try:
-            text = self._hf.apply_chat_template(
+            text: str = self._hf.apply_chat_template(
                 [dict(message) for message in messages],
                 add_generation_prompt=True,
                 tokenize=False,
@@ -61,7 +73,7 @@ class Tokenizer:
             )
         except (TemplateError, ValueError, TypeError) as error:
             raise RequestError(f"the chat template refuses this: {error}", "messages") from error
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return text
 
     def token_bytes(self, token: int) -> bytes:
         """What a token adds to a text, as UTF-8 that may begin or end inside a character. Empty for

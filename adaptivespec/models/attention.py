@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,19 @@ class Segment:
     mask: Tensor | None = None
 
 
+class Context(Protocol):
+    """What the rows of one pass attend to: takes each layer's new keys and values, then answers its
+    queries. `slots` int64 [T]: where the rows' keys and values are stored."""
+
+    slots: Tensor
+
+    def write(self, layer: int, kv: Tensor) -> None:
+        """Store kv [T, 2 * kv_heads, head_dim]: keys, then values."""
+
+    def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
+        """q [T, heads, head_dim] -> [T, heads * head_dim]."""
+
+
 class _View(NamedTuple):
     rows: slice  # of the packed batch
     start: int  # of the keys, in the arena
@@ -34,8 +47,9 @@ class _View(NamedTuple):
 
 
 class Packing:
-    """What every layer needs to know of one pass, worked out once: the slots that new keys and
-    values go to, and per segment its keys and mask. Creating it reserves the rows in the cache."""
+    """The `Context` of a packed batch over a `KVCache`, worked out once for all layers: the slots
+    that new keys and values go to, and per segment its keys and mask. Creating it reserves the rows
+    in the cache."""
 
     def __init__(self, cache: KVCache, segments: Sequence[Segment], group: int) -> None:
         """`group`: query heads per kv head. Raises ValueError when a request's capacity is
@@ -51,8 +65,10 @@ class Packing:
             self.views.append(_View(slice(segment.start, segment.stop), start, end, bias))
         self.slots = torch.tensor(slots, device=cache.device)
 
+    def write(self, layer: int, kv: Tensor) -> None:
+        self.cache.write(layer, self.slots, kv)
+
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """q [T, heads, head_dim] over the cached keys of each segment -> [T, heads * head_dim]."""
         outputs = [
             attend(
                 q[view.rows],

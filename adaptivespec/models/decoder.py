@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adaptivespec.engine.cache import KVCache
 from adaptivespec.errors import ConfigError
-from adaptivespec.models.attention import Packing, Segment
+from adaptivespec.models.attention import Context, Packing, Segment
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.layers import MLP, RMSNorm, SelfAttention, Weights, make_linear
 from adaptivespec.models.rope import Rope
@@ -78,15 +78,22 @@ class Decoder:
         """One pass over tokens int64 [T] at positions int64 [T], cut into `segments` that cover all
         rows in order. Their keys and values become pending rows of the cache."""
         packing = Packing(cache, segments, self.config.heads // self.config.kv_heads)
+        return self.run(tokens, positions, packing, aux_layers)
+
+    @torch.inference_mode()
+    def run(
+        self, tokens: Tensor, positions: Tensor, context: Context, aux_layers: Sequence[int] = ()
+    ) -> Hidden:
+        """One pass over tokens int64 [T] at positions int64 [T] that attend to `context`."""
         angles = self._rope.angles(positions)
         x = self.embed(tokens)
         inputs: dict[int, Tensor] = {}
         for i, layer in enumerate(self._layers):
             if i in aux_layers:
                 inputs[i] = x
-            x = layer(x, angles, packing)
+            x = layer(x, angles, context)
         aux = torch.cat([inputs[i] for i in aux_layers], -1) if aux_layers else None
-        return Hidden(self._norm(x), aux, packing.slots)
+        return Hidden(self._norm(x), aux, context.slots)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token embeddings [T, H]."""
@@ -110,14 +117,16 @@ class _Layer:
         self._mlp_norm = norm("post_attention_layernorm")
         self._mlp = MLP(weights, f"{prefix}mlp.")
 
-    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], packing: Packing) -> Tensor:
-        x = x + self._attention(self._input_norm(x), angles, packing)
+    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], context: Context) -> Tensor:
+        x = x + self._attention(self._input_norm(x), angles, context)
         return x + self._mlp(self._mlp_norm(x))
 
 
 def eagle3_layers(layers: int) -> tuple[int, int, int]:
-    """The layers whose inputs an EAGLE-3 head reads: 2, the middle one, the last but two."""
-    return 2, layers // 2, layers - 3
+    """The layers whose inputs an EAGLE-3 head reads: 2, the middle one, the last but two; of a
+    target with fewer than six layers, the nearest that there are behind the first."""
+    low, middle, high = (max(min(i, layers - 1), 1) for i in (2, layers // 2, layers - 3))
+    return low, middle, high
 
 
 def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:

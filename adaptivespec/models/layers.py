@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adaptivespec.models.attention import Packing
+from adaptivespec.models.attention import Context
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.rope import rotate
 
@@ -60,15 +60,15 @@ class SelfAttention:
             q, k = weights[f"{prefix}q_norm.weight"], weights[f"{prefix}k_norm.weight"]
             self._qk_norm = torch.stack([q] * config.heads + [k] * config.kv_heads)
 
-    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], packing: Packing) -> Tensor:
-        """x [T, in] -> [T, hidden]; writes the rows' keys and values to the cache."""
+    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], context: Context) -> Tensor:
+        """x [T, in] -> [T, hidden]; hands the rows' keys and values to `context`."""
         qkv = self._qkv(x).unflatten(1, (-1, self._dim))
         qk = qkv[:, : self._rotated]
         if self._qk_norm is not None:
             qk.copy_(F.rms_norm(qk, (self._dim,), None, self._eps).mul_(self._qk_norm))
         rotate(qk, *angles)
-        packing.cache.write(self._layer, packing.slots, qkv[:, self._heads :])
-        return self._out(packing.attend(self._layer, qkv[:, : self._heads], self._scale))
+        context.write(self._layer, qkv[:, self._heads :])
+        return self._out(context.attend(self._layer, qkv[:, : self._heads], self._scale))
 
 
 class MLP:

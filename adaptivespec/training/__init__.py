@@ -1,0 +1,1 @@
+"""Training an EAGLE-3 head for a target: generate, train, evaluate."""

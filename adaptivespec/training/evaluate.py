@@ -1,0 +1,57 @@
+"""Third stage: how much of what a drafter proposes is accepted, measured in the running system."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adaptivespec.local import LocalSystem
+from adaptivespec.request import NOTHING_USED, GenerationRequest, Usage
+from adaptivespec.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """usage: of all answers together. reached[d]: steps that accepted at least d drafted tokens,
+    from d = 0 on."""
+
+    usage: Usage
+    reached: list[int]
+
+    @property
+    def by_depth(self) -> list[float]:
+        """Of the steps that accepted the nodes before it, the share that accepted the node at depth
+        1, 2, ..."""
+        pairs = zip(self.reached[1:], self.reached, strict=False)
+        return [here / before for here, before in pairs if before]
+
+    def __add__(self, other: "Measurement") -> "Measurement":
+        longest = max(len(self.reached), len(other.reached))
+        padded = [m.reached + [0] * (longest - len(m.reached)) for m in (self, other)]
+        return Measurement(self.usage + other.usage, [a + b for a, b in zip(*padded, strict=True)])
+
+
+NOTHING_MEASURED = Measurement(NOTHING_USED, [])
+
+
+def measure(
+    system: LocalSystem,
+    prompts: Sequence[list[int]],
+    shape: Shape,
+    *,
+    kappa: float = 1.0,
+    max_tokens: int = 128,
+) -> Measurement:
+    """Answer all prompts greedily with trees of one shape."""
+    requests = [
+        GenerationRequest(
+            prompt=prompt, max_tokens=max_tokens, mode="static", kappa=kappa, shape=shape
+        )
+        for prompt in prompts
+    ]
+    usage, reached = NOTHING_USED, [0] * (shape.depth + 1)
+    for deltas in system.generate(requests):
+        for delta in deltas[1:]:  # the first token comes with the prompt
+            for depth in range(len(delta.tokens)):
+                reached[depth] += 1
+        if (counts := deltas[-1].usage) is not None:
+            usage += counts
+    return Measurement(usage, reached)

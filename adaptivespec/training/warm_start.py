@@ -1,0 +1,79 @@
+"""Where training begins: a head made of the target's own parts."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from adaptivespec.models.config import DecoderConfig
+from adaptivespec.models.decoder import eagle3_layers
+from adaptivespec.models.eagle3_config import HeadConfig
+from adaptivespec.models.layers import Weights
+
+_NOISE = 0.02
+"""Standard deviation of the weights that the target has no counterpart of."""
+
+
+def head_config(target: DecoderConfig, draft_vocabulary: int) -> HeadConfig:
+    """A head with one layer of the target's own sizes, less what a Llama layer does not have
+    (Qwen's biases and norms of queries and keys): the form that SGLang and vLLM load."""
+    layer = replace(
+        target,
+        family="llama",
+        layers=1,
+        tie_word_embeddings=False,
+        attention_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+    )
+    return HeadConfig(
+        layer=layer,
+        draft_vocab_size=draft_vocabulary,
+        target_hidden_size=target.hidden_size,
+        aux_layers=eagle3_layers(target.layers),
+    )
+
+
+def draft_vocabulary(answers: Iterable[Tensor], size: int, vocabulary: int) -> Tensor:
+    """The `size` most frequent tokens of the answers, ascending int64; of equals the lower."""
+    total = torch.zeros(vocabulary, dtype=torch.int64)
+    for tokens in answers:
+        total += torch.bincount(tokens.long(), minlength=vocabulary)
+    order = torch.sort(total, descending=True, stable=True).indices
+    return order[:size].sort().values
+
+
+def warm_start(config: HeadConfig, target: Weights, target_ids: Tensor, seed: int) -> Weights:
+    """Weights of a head that begins as the target's last layer: it reads the last of the auxiliary
+    states through `fc`, ignores the token but for some noise, and ends in the target's own norm
+    and rows of its output layer. `target` by Hugging Face's names."""
+    chance = torch.Generator().manual_seed(seed)
+    hidden = config.layer.hidden_size
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=chance) * _NOISE
+
+    last = f"model.layers.{_last_layer(target)}."
+    output = target.get("lm_head.weight", target["model.embed_tokens.weight"])
+    weights = {
+        "fc.weight": torch.cat((noise(hidden, 2 * hidden), torch.eye(hidden)), 1),
+        "midlayer.hidden_norm.weight": target[f"{last}input_layernorm.weight"],
+        "midlayer.input_layernorm.weight": torch.ones(hidden),
+        "norm.weight": target["model.norm.weight"],
+        "lm_head.weight": output[target_ids.to(output.device)],
+    }
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
+        weight = target[f"{last}{name}.weight"].float().cpu()
+        weights[f"midlayer.{name}.weight"] = torch.cat((noise(*weight.shape), weight), 1)
+    for name in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+        weights[f"midlayer.{name}.weight"] = target[f"{last}{name}.weight"]
+    name = "post_attention_layernorm.weight"
+    weights[f"midlayer.{name}"] = target[f"{last}{name}"]
+    return {name: weight.float().cpu() for name, weight in weights.items()}
+
+
+def _last_layer(target: Weights) -> int:
+    numbers = (name.split(".")[2] for name in target if name.startswith("model.layers."))
+    return max(map(int, numbers))
