@@ -1,5 +1,6 @@
 """Second stage: training of the head on the recorded conversations."""
 
+import itertools
 import json
 import math
 import os
@@ -121,13 +122,10 @@ class Trainer:
                 ahead = following
 
     def _entries(self) -> Iterator[list[Entry]]:
-        step = self.step
-        while step < self.steps:
-            number, place = divmod(step, self._per_pass)
-            batches = self._plan.epoch(number)[self._ranks.rank :: self._ranks.world]
-            for entries in batches[place : place + self.steps - step]:
-                yield entries
-                step += 1
+        """Pass behind pass: they differ a little in their number of batches."""
+        passes = map(self._plan.epoch, itertools.count())
+        mine = (batches[self._ranks.rank :: self._ranks.world] for batches in passes)
+        return itertools.islice(itertools.chain.from_iterable(mine), self.step, self.steps)
 
     def _read(self, entries: list[Entry]) -> Batch:
         return collate([self._corpus.read(entry) for entry in entries], self._ranks.device)
