@@ -174,12 +174,16 @@ class Trainer:
         """Raises ConfigError when the checkpoint is of another run."""
         state = torch.load(checkpoint, map_location=self._ranks.device, weights_only=True)
         mine = {"steps": self.steps, "recipe": asdict(self._recipe)}
-        for name, value in mine.items():
-            if state[name] != value:
-                raise ConfigError(
-                    f"{checkpoint}: {name} {state[name]} there, {value} now; resume with the same "
-                    "options and prompts, or choose another output folder"
-                )
+        different = [f"{n} {state[n]} there, {v} now" for n, v in mine.items() if state[n] != v]
+        there, here = state["head"]["target_ids"], self.head.target_ids
+        if not torch.equal(there, here):
+            sizes = f"{len(there)} tokens there, {len(here)} now"
+            different.append(f"another draft vocabulary ({sizes})")
+        if different:
+            raise ConfigError(
+                f"{checkpoint}: {'; '.join(different)}; resume with the same options and prompts, "
+                "or choose another output folder"
+            )
         self.head.load_state_dict(state["head"])
         self._optimiser.load_state_dict(state["optimiser"])
         self.step = state["step"]
