@@ -106,7 +106,8 @@ class TrainableHead(nn.Module):
         )
         right = (best == torch.cat(tokens)).split(sizes)
         hits = torch.stack([part.sum() for part in right])
-        return Unrolled(total / weight.sum().clamp_min(1), hits, torch.tensor(sizes))
+        counted = torch.tensor(sizes, device=hits.device)
+        return Unrolled(total / weight.sum().clamp_min(1), hits, counted)
 
 
 class _Context:
