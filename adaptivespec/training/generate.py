@@ -229,8 +229,9 @@ def generate(
             else:
                 conversations.append(conversation)
                 answered += len(conversation.tokens) - conversation.prompt
-            rate = answered / bar.format_dict["elapsed"]
-            bar.set_postfix_str(f"{rate:.0f} answer tokens/s", refresh=False)
+            if not quiet:
+                rate = answered / bar.format_dict["elapsed"]
+                bar.set_postfix_str(f"{rate:.0f} answer tokens/s", refresh=False)
             bar.update()
             if len(conversations) >= shard:
                 write_shard(folder, conversations, skipped)
