@@ -214,6 +214,13 @@ def generate(
     conversations: list[Conversation] = []
     skipped: list[int] = []
     answered = 0
+
+    def full() -> bool:
+        reached = bytes_used(folder) >= max_bytes
+        if reached:
+            bar.write(f"generate: {max_bytes / 1e9:.1f} GB of states; stopping here")
+        return reached
+
     bar = tqdm(
         total=len(jobs),
         initial=len(jobs) - len(left),
@@ -223,6 +230,8 @@ def generate(
         mininterval=1,
     )
     with bar:
+        if left and full():  # nothing may be added before training is resumed
+            return
         for job, conversation in generator.run(left):
             if conversation is None:
                 skipped.append(job.id)
@@ -236,8 +245,7 @@ def generate(
             if len(conversations) >= shard:
                 write_shard(folder, conversations, skipped)
                 conversations, skipped = [], []
-                if bytes_used(folder) >= max_bytes:
-                    bar.write(f"generate: {max_bytes / 1e9:.1f} GB of states; stopping here")
+                if full():
                     return
         if conversations or skipped:
             write_shard(folder, conversations, skipped)
