@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +34,13 @@ def read_prompts(text: str) -> PromptSet:
     name, _, rest = text.partition(":")
     field, *numbers = rest.split(":")
     file = Path(name).expanduser()
-    if not field or len(numbers) > 2 or not all(n.isdigit() and int(n) > 0 for n in numbers):
+    if not field or len(numbers) > 2 or not all(n.isdecimal() and int(n) > 0 for n in numbers):
         raise ConfigError(f"prompts {text!r}: not FILE:FIELD[:COUNT[:STEP]]")
     count, step = [*map(int, numbers), None, 1][:2] if len(numbers) < 2 else map(int, numbers)
     try:
         with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
             rows = [line for line in lines if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"prompts {text!r}: {error}") from error
     messages = [_message(row, field, text) for row in rows[::step][:count]]
     return PromptSet(file.name.split(".")[0], messages)
@@ -59,7 +60,7 @@ def _message(row: str, field: str, text: str) -> str:
 def read_self_written(text: str) -> SelfWritten:
     """`COUNT[:START]`; escapes in START are those of Python strings. Raises ConfigError."""
     count, _, start = text.partition(":")
-    if not count.isdigit() or int(count) < 1:
+    if not count.isdecimal() or int(count) < 1:
         raise ConfigError(f"self-written prompts {text!r}: not COUNT[:START]")
     return SelfWritten(int(count), start.replace("\\n", "\n"))
 
