@@ -58,7 +58,7 @@ def _message(row: str, field: str, text: str) -> str:
 
 
 def read_self_written(text: str) -> SelfWritten:
-    """`COUNT[:START]`; escapes in START are those of Python strings. Raises ConfigError."""
+    r"""`COUNT[:START]`; `\n` in START is a line break. Raises ConfigError."""
     count, _, start = text.partition(":")
     if not count.isdecimal() or int(count) < 1:
         raise ConfigError(f"self-written prompts {text!r}: not COUNT[:START]")
@@ -66,8 +66,9 @@ def read_self_written(text: str) -> SelfWritten:
 
 
 class Excluded:
-    """Messages that must not be trained on, known by their words: neither equal to one, nor
-    containing one, nor contained in one, whatever the case, spacing and punctuation."""
+    """Messages that must not be trained on, known by their words, whatever the case, spacing and
+    punctuation: `in` is true of a message that equals one, or that contains the opening of one, its
+    first 60 letters and digits."""
 
     def __init__(self, messages: Iterable[str] = ()) -> None:
         self._normal = {_normal(message) for message in messages} - {""}
