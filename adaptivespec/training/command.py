@@ -146,7 +146,9 @@ def _same_plan(file: Path, jobs: list[Job], limits: dict[str, object], ranks: Ra
                 "the same ones, or choose another output folder"
             )
     elif ranks.first:
-        file.write_text(json.dumps(mine) + "\n")
+        unfinished = file.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(mine) + "\n")
+        unfinished.rename(file)  # at once: other processes may be reading already
     ranks.wait()
 
 
