@@ -1,108 +1,191 @@
-"""Acceptance lengths of static shapes over prompt files, in process or of a server.
+"""Acceptance lengths, and lengths of answers, of static shapes over prompt files.
 
     python infra/acceptance.py --drafter eagle3:HEAD --set gsm8k.jsonl:question:40 ...
     python infra/acceptance.py --url http://127.0.0.1:8000/v1 --set ...
 
-A set is FILE:FIELD:COUNT[:STEP]: COUNT rows, every STEP-th from the first on; FIELD of each (its
-first element, if it is a list) is one user message. Answers end as they would for a user, after
-128 tokens at most. Acceptance length = tokens per target step, bonus token counted.
+A set is FILE:FIELD[:COUNT[:STEP]]: every STEP-th row from the first on, COUNT at most; FIELD of
+each (its first element, if it is a list) is one user message. Answers are greedy and end as they
+would for a user, after --max-tokens at most. Acceptance length = tokens per target step, bonus
+token counted. --kappa and --shape may be given several times. With --results, cells (kappa, shape,
+set) that are done are kept in a file, and the same command goes on where it was stopped.
 """
 
 import argparse
 import asyncio
-import gzip
-import json
+import hashlib
 from pathlib import Path
+from typing import Protocol
 
-from openai import AsyncOpenAI
+import msgspec
 
-from adaptivespec.config import load_settings
+from adaptivespec import arguments
+from adaptivespec.config import Settings, load_settings
+from adaptivespec.errors import ConfigError
 from adaptivespec.local import LocalSystem
-from adaptivespec.request import NOTHING_USED, GenerationRequest, Usage
+from adaptivespec.models.sources import resolve
+from adaptivespec.request import Delta, GenerationRequest, Usage
 from adaptivespec.shape import Shape
-
-SHAPES = [Shape(3, 4, 4), Shape(7, 1, 8), Shape(5, 4, 16), Shape(6, 8, 32)]
-
-
-def read_set(text: str) -> tuple[str, list[str]]:
-    """(name, user messages) of FILE:FIELD:COUNT[:STEP]."""
-    name, field, *numbers = text.split(":")
-    count, step = [*map(int, numbers), 1][:2]
-    file = Path(name)
-    lines = (gzip.open if file.suffix == ".gz" else open)(file, "rt").read().splitlines()
-    values = [json.loads(line)[field] for line in lines[::step][:count]]
-    return file.name.split(".")[0], [v[0] if isinstance(v, list) else v for v in values]
+from adaptivespec.training.command import SHAPES
+from adaptivespec.training.evaluate import NOTHING_MEASURED, Measurement, measure
+from adaptivespec.training.prompts import read_prompts
 
 
-def total(usages: list[Usage]) -> Usage:
-    return sum(usages, NOTHING_USED)
+class Cell(msgspec.Struct, frozen=True):
+    """What all answers of one set came to; `ended` of them before they reached the longest length
+    allowed."""
+
+    measurement: Measurement
+    answers: int
+    ended: int
+
+    def __add__(self, other: "Cell") -> "Cell":
+        return Cell(
+            self.measurement + other.measurement,
+            self.answers + other.answers,
+            self.ended + other.ended,
+        )
+
+    @property
+    def usage(self) -> Usage:
+        return self.measurement.usage
+
+    @property
+    def length(self) -> float:
+        """Tokens per answer."""
+        return self.usage.completion_tokens / self.answers
+
+
+NOTHING = Cell(NOTHING_MEASURED, 0, 0)
+
+
+class Runner(Protocol):
+    def identity(self) -> dict[str, str]:
+        """What the results depend on, beside kappa, shape and prompts."""
+
+    def run(self, messages: list[str], shape: Shape, kappa: float) -> Cell:
+        """Answer all messages."""
+
+
+class Answering(LocalSystem):
+    """Keeps what it generated last, beside what `measure` makes of it."""
+
+    answers: list[list[Delta]]
+
+    def generate(self, requests: list[GenerationRequest]) -> list[list[Delta]]:
+        self.answers = super().generate(requests)
+        return self.answers
+
+
+def in_process(drafter: str, dtype: str, threads: int, concurrency: int) -> Settings:
+    """Settings for the packaged model with a drafter given as KIND[:PATH]."""
+    kind, _, path = drafter.partition(":")
+    target = {"compute": {"threads": threads}, "max_running": concurrency, "max_queued": 10_000}
+    return load_settings(
+        {
+            "model": {"dtype": dtype},
+            "target": target,
+            "drafter": {"kind": kind} | ({"path": path} if path else {}),
+        }
+    )
 
 
 class InProcess:
     def __init__(self, args: argparse.Namespace) -> None:
-        kind, _, path = args.drafter.partition(":")
-        self._system = LocalSystem.load(
-            load_settings(
-                {
-                    "model": {"dtype": args.dtype},
-                    "target": {
-                        "compute": {"threads": args.threads},
-                        "max_running": args.concurrency,
-                        "max_queued": 10_000,
-                    },
-                    "drafter": {"kind": kind} | ({"path": path} if path else {}),
-                    "kappa": args.kappa,
-                }
-            )
-        )
         self._args = args
+        settings = in_process(args.drafter, args.dtype, args.threads, args.concurrency)
+        system = Answering.load(settings)
+        assert isinstance(system, Answering)
+        self._system = system
 
-    def run(self, prompts: list[str], shape: Shape) -> list[Usage]:
-        system, args = self._system, self._args
-        requests = [
-            GenerationRequest(
-                prompt=system.tokenizer.apply_chat_template([{"role": "user", "content": p}]),
-                max_tokens=args.max_tokens,
-                mode="static",
-                kappa=args.kappa,
-                shape=shape,
-            )
-            for p in prompts
-        ]
-        usages = [deltas[-1].usage for deltas in system.generate(requests)]
-        return [usage for usage in usages if usage is not None]
+    def identity(self) -> dict[str, str]:
+        weights, path = hashlib.sha256(), getattr(self._system.settings.drafter, "path", None)
+        for file in sorted(resolve(path).glob("*.safetensors")) if path else []:
+            weights.update(file.read_bytes())
+        chosen = {name: getattr(self._args, name) for name in ("drafter", "dtype")}
+        return chosen | {"drafter_sha256": weights.hexdigest()}
+
+    def run(self, messages: list[str], shape: Shape, kappa: float) -> Cell:
+        template = self._system.tokenizer.apply_chat_template
+        prompts = [template([{"role": "user", "content": m}]) for m in messages]
+        limit = self._args.max_tokens
+        measured = measure(self._system, prompts, shape, kappa=kappa, max_tokens=limit)
+        ended = sum(deltas[-1].finish_reason == "stop" for deltas in self._system.answers)
+        return Cell(measured, len(prompts), ended)
 
 
 class Server:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
 
-    def run(self, prompts: list[str], shape: Shape) -> list[Usage]:
-        return asyncio.run(self._run(prompts, shape))
+    def identity(self) -> dict[str, str]:
+        return {"url": self._args.url}
 
-    async def _run(self, prompts: list[str], shape: Shape) -> list[Usage]:
+    def run(self, messages: list[str], shape: Shape, kappa: float) -> Cell:
+        return asyncio.run(self._run(messages, shape, kappa))
+
+    async def _run(self, messages: list[str], shape: Shape, kappa: float) -> Cell:
+        from openai import AsyncOpenAI  # which a run in process does not need
+
         args = self._args
         slots = asyncio.Semaphore(args.concurrency)
+        speculation = {"mode": "static", "kappa": kappa, "shape": shape}
         async with AsyncOpenAI(base_url=args.url, api_key="none", timeout=600) as client:
             model = (await client.models.list()).data[0].id
 
-            async def one(prompt: str) -> Usage:
+            async def one(message: str) -> Cell:
                 async with slots:
                     answer = await client.chat.completions.create(
                         model=model,
-                        messages=[{"role": "user", "content": prompt}],
+                        messages=[{"role": "user", "content": message}],
                         temperature=0,
                         max_tokens=args.max_tokens,
-                        extra_body={
-                            "speculation": {"mode": "static", "kappa": args.kappa, "shape": shape},
-                        },
+                        extra_body={"speculation": speculation},
                     )
                 assert answer.usage is not None
                 fields = answer.usage.model_dump()
                 fields |= fields["speculation"]
-                return Usage(**{name: fields[name] for name in Usage.__struct_fields__})
+                usage = Usage(**{name: fields[name] for name in Usage.__struct_fields__})
+                ended = answer.choices[0].finish_reason == "stop"
+                return Cell(Measurement(usage, []), 1, ended)
 
-            return await asyncio.gather(*map(one, prompts))
+            return sum(await asyncio.gather(*map(one, messages)), NOTHING)
+
+
+class Results(msgspec.Struct):
+    """Cells by kappa, shape and set; in `file`, if there is one."""
+
+    identity: dict[str, str]
+    cells: dict[str, Cell] = {}
+
+    def save(self, file: Path) -> None:
+        """Whole or not at all."""
+        partial = file.with_name(file.name + ".partial")
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        partial.replace(file)
+
+
+def print_row(*cells: str) -> None:
+    print("|", " | ".join(cells), "|", flush=True)
+
+
+def print_header(*names: str) -> None:
+    print_row(*names)
+    print("|" + "---|" * len(names))
+
+
+def print_lengths(
+    names: list[str], rows: dict[Shape, list[Cell]], lossless: dict[Shape, list[Cell]] | None
+) -> None:
+    """`rows` and `lossless` (those of kappa 1, unless these are they) have a cell per name."""
+    compared = ["ratio to kappa 1", "promoted per step"] if lossless else []
+    print_header("shape", "set", "tokens per answer", "ended by themselves", *compared)
+    for shape, cells in rows.items():
+        for i, (name, cell) in enumerate(zip(names, cells, strict=True)):
+            figures = [f"{cell.length:.1f}", f"{cell.ended / cell.answers:.3f}"]
+            if lossless:
+                figures.append(f"{cell.length / lossless[shape][i].length:.3f}")
+                figures.append(f"{cell.usage.promoted_tokens / cell.usage.steps:.3f}")
+            print_row(str(tuple(shape)), name, *figures)
 
 
 def main() -> None:
@@ -110,27 +193,55 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--set", action="append", required=True, dest="sets", type=read_set)
-    add("--url")
-    add("--drafter", default="lookup")
-    add("--dtype", default="bfloat16")
-    add("--threads", type=int, default=2)
-    add("--concurrency", type=int, default=8)
-    add("--max-tokens", type=int, default=128)
-    add("--kappa", type=float, default=1.0)
+    add("--set", action="append", required=True, dest="sets", metavar="FILE:FIELD[:COUNT[:STEP]]")
+    add("--url", help="a server's, with its own drafter; otherwise in process")
+    add("--drafter", default="eagle3", metavar="KIND[:PATH]")
+    add("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    add("--threads", type=arguments.positive, default=2)
+    add("--concurrency", type=arguments.positive, default=8, help="answers at once")
+    add("--max-tokens", type=arguments.positive, default=128)
+    add("--kappa", type=float, action="append", help="default: 1")
+    add("--shape", type=arguments.shape, action="append", metavar="DEPTH,WIDTH,NODES")
+    add("--results", type=Path, metavar="FILE.json", help="keep what is done, and go on with it")
     args = parser.parse_args()
-    if args.url and {args.drafter, args.dtype, args.threads} != {"lookup", "bfloat16", 2}:
+    defaults = [parser.get_default(name) for name in ("drafter", "dtype", "threads")]
+    if args.url and [args.drafter, args.dtype, args.threads] != defaults:
         parser.error("--drafter, --dtype and --threads are the server's own with --url")
-    runner = Server(args) if args.url else InProcess(args)
-    names = [name for name, _ in args.sets]
-    print("| shape | all |", " | ".join(names), "|")
-    print("|---" * (2 + len(names)) + "|")
-    for shape in SHAPES:
-        usages = {name: runner.run(prompts, shape) for name, prompts in args.sets}
-        everything = total([u for each in usages.values() for u in each])
-        figures = [everything, *map(total, usages.values())]
-        cells = " | ".join(f"{f.mean_acceptance_length:.3f}" for f in figures)
-        print(f"| {tuple(shape)} | {cells} |", flush=True)
+    try:
+        sets = {text: read_prompts(text) for text in args.sets}
+    except ConfigError as error:
+        parser.error(str(error))
+    runner: Runner = Server(args) if args.url else InProcess(args)
+    results = Results(runner.identity() | {"max_tokens": str(args.max_tokens)})
+    if args.results and args.results.exists():
+        there = msgspec.json.decode(args.results.read_bytes(), type=Results)
+        if there.identity != results.identity:
+            parser.error(f"{args.results} holds results of {there.identity}, not these")
+        results = there
+
+    def cell(kappa: float, shape: Shape, text: str) -> Cell:
+        key = f"{kappa:g} {','.join(map(str, shape))} {text}"
+        if key not in results.cells:
+            results.cells[key] = runner.run(sets[text].messages, shape, kappa)
+            if args.results:
+                results.save(args.results)
+        return results.cells[key]
+
+    names = ["all", *(prompts.name for prompts in sets.values())]
+    lossless: dict[Shape, list[Cell]] | None = None
+    for kappa in sorted(set(args.kappa or [1.0]), reverse=True):  # 1 first: others refer to it
+        print(f"\nkappa {kappa:g}: acceptance length\n")
+        print_header("shape", *names)
+        rows: dict[Shape, list[Cell]] = {}
+        for shape in args.shape or SHAPES:
+            each = [cell(kappa, shape, text) for text in sets]
+            rows[shape] = [sum(each, NOTHING), *each]
+            lengths = (f"{c.usage.mean_acceptance_length:.3f}" for c in rows[shape])
+            print_row(str(tuple(shape)), *lengths)
+        print(f"\nkappa {kappa:g}: answers\n")
+        print_lengths(names, rows, lossless)
+        if kappa == 1:
+            lossless = rows
 
 
 if __name__ == "__main__":
