@@ -70,8 +70,9 @@ class TrainableHead(nn.Module):
         self, batch: Batch, scratch: SoftTargets, steps: int, stride: int, decay: float
     ) -> Unrolled:
         """Run `steps` steps: the first for all answer positions, the others for every `stride`-th.
-        Step j's loss counts decay^j; tokens that the draft vocabulary lacks, and all behind them in
-        a chain, do not count: no draft gets past them."""
+        Step j's loss counts decay^j, each chain that went on also for those that did not; tokens
+        that the draft vocabulary lacks, and all behind them in a chain, do not count: no draft gets
+        past them."""
         context = _Context(self, batch)
         drafted = self.draft_ids[batch.answers]  # [B, A], of the token after each answer row
         known = (drafted >= 0) & batch.answer_mask
@@ -97,7 +98,8 @@ class TrainableHead(nn.Module):
             spots = (chosen[0], place[chosen])
             picked.append(index[spots])
             tokens.append(drafted[spots])
-            weights.append(torch.full((len(chosen[0]),), decay**step, device=drafted.device))
+            counted = decay**step * (stride if step else 1)  # for those that did not go on too
+            weights.append(torch.full((len(chosen[0]),), counted, device=drafted.device))
             sizes.append(len(chosen[0]))
         rows = context.norm("norm", torch.cat(outputs))
         weight = torch.cat(weights)
