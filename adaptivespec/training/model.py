@@ -108,8 +108,9 @@ class TrainableHead(nn.Module):
         )
         right = (best == torch.cat(tokens)).split(sizes)
         hits = torch.stack([part.sum() for part in right])
-        counted = torch.tensor(sizes, device=hits.device)
-        return Unrolled(total / weight.sum().clamp_min(1), hits, counted)
+        return Unrolled(
+            total / weight.sum().clamp_min(1), hits, torch.tensor(sizes, device=hits.device)
+        )
 
 
 class _Context:
