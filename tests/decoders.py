@@ -1,5 +1,6 @@
 """Our decoder with the weights of a transformers model."""
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from adaptivespec.engine.cache import KVCache
 from adaptivespec.models.attention import Segment
 from adaptivespec.models.config import DecoderConfig
-from adaptivespec.models.decoder import Decoder
+from adaptivespec.models.decoder import Decoder, Hidden
 from tests.factories import Architecture, tiny_model
 
 
@@ -33,3 +34,26 @@ def prefill(decoder: Decoder, cache: KVCache, request: int, tokens: list[int]) -
     )
     cache.commit(request, range(len(tokens)))
     return decoder.logits(hidden.final)
+
+
+def states(decoder: Decoder, tokens: Sequence[int], aux_layers: Sequence[int] = ()) -> Hidden:
+    """What one fresh pass over a text gives at its tokens."""
+    count = len(tokens)
+    cache = decoder.new_cache(count)
+    cache.open(0, count)
+    ids, positions = torch.tensor(tokens), torch.arange(count)
+    return decoder.forward(ids, positions, cache, [Segment(0, 0, count)], aux_layers)
+
+
+def greedy(
+    decoder: Decoder, prompt: Sequence[int], count: int, ends: Collection[int] = ()
+) -> list[int]:
+    """Plain greedy decoding: `count` tokens at most, up to the first of `ends`, which is kept."""
+    cache = decoder.new_cache(len(prompt) + count)
+    cache.open(0, len(prompt) + count)
+    answer: list[int] = []
+    added = list(prompt)
+    while len(answer) < count and not (answer and answer[-1] in ends):
+        added = [int(prefill(decoder, cache, 0, added)[-1].argmax())]
+        answer += added
+    return answer

@@ -1,0 +1,324 @@
+"""Which conversations are recorded, and that what is recorded is the target's own."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from adaptivespec.sampling import SamplingParams
+from adaptivespec.tokenizer import Tokenizer, load_tokenizer
+from adaptivespec.training.corpus import Conversation, Corpus, bytes_used, done
+from adaptivespec.training.generate import Generator, Job, generate, plan
+from adaptivespec.training.prompts import Excluded, PromptSet, SelfWritten
+from tests.decoders import greedy, states, tiny_decoder
+from tests.factories import write_hf_folder
+
+# -- the plan -------------------------------------------------------------------------------------
+
+MESSAGES = [f"Message number {i}." for i in range(200)]
+
+
+def planned(
+    files: Sequence[Sequence[str]],
+    own: Sequence[SelfWritten] = (),
+    excluded: Sequence[str] = (),
+    *,
+    sampled: float = 0.0,
+    seed: int = 0,
+) -> list[Job]:
+    sets = [PromptSet("file", list(messages)) for messages in files]
+    return plan(sets, own, Excluded(excluded), sampled, 0.7, seed)
+
+
+def test_every_prompt_is_one_job() -> None:
+    own = [SelfWritten(3, "Write"), SelfWritten(2, "")]
+    jobs = planned([MESSAGES[:9], MESSAGES[9:12]], own)
+    assert [job.id for job in jobs] == list(range(17))
+    wanted = [(m, "") for m in MESSAGES[:12]] + [(None, "Write")] * 3 + [(None, "")] * 2
+    assert Counter((job.message, job.start) for job in jobs) == Counter(wanted)
+    assert len({job.sampling.seed for job in jobs}) == 17
+
+
+def test_the_order_is_of_chance_and_fixed_by_the_seed() -> None:
+    own = [SelfWritten(50, "")]
+    jobs = planned([MESSAGES], own, sampled=0.3)
+    assert jobs == planned([MESSAGES], own, sampled=0.3)
+    other = planned([MESSAGES], own, sampled=0.3, seed=1)
+    assert [job.message for job in jobs] != [job.message for job in other]
+    assert not {job.sampling.seed for job in jobs} & {job.sampling.seed for job in other}
+    # any first part is a sample of all
+    assert 10 < sum(job.message is None for job in jobs[:125]) < 40
+
+
+def test_excluded_and_empty_messages_are_dropped() -> None:
+    jobs = planned([[*MESSAGES[:3], "", "MESSAGE NUMBER... 7"]], excluded=MESSAGES[1:8:6])
+    assert {job.message for job in jobs} == {MESSAGES[0], MESSAGES[2]}
+
+
+def test_a_share_is_sampled_and_so_is_every_repetition() -> None:
+    jobs = planned([MESSAGES, MESSAGES, MESSAGES])
+    for message in MESSAGES:
+        first, *others = (job.sampling for job in jobs if job.message == message)
+        assert first.greedy
+        assert [sampling.temperature for sampling in others] == [0.7, 0.7]
+        assert others[0].seed != others[1].seed
+    drawn = sum(not job.sampling.greedy for job in planned([MESSAGES], sampled=0.3))
+    assert 30 < drawn < 90
+    assert all(not job.sampling.greedy for job in planned([MESSAGES], sampled=1.0))
+
+
+# -- what is recorded -----------------------------------------------------------------------------
+
+AUX_LAYERS = (1, 2, 3)
+MAX_PROMPT, MAX_ANSWER = 40, 12
+
+DECODER = tiny_decoder(num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load_tokenizer(str(write_hf_folder(tmp_path_factory.mktemp("model"))))
+
+
+@pytest.fixture
+def generator(tokenizer: Tokenizer) -> Generator:
+    return new_generator(tokenizer)
+
+
+def new_generator(
+    tokenizer: Tokenizer, excluded: Sequence[str] = (), *, slots: int = 5
+) -> Generator:
+    return Generator(
+        DECODER,
+        tokenizer,
+        AUX_LAYERS,
+        Excluded(excluded),
+        slots=slots,
+        max_prompt=MAX_PROMPT,
+        max_answer=MAX_ANSWER,
+    )
+
+
+def texts(count: int) -> list[str]:
+    """Short messages of random letters."""
+    chance = random.Random(0)
+    return ["".join(chance.choices("abcdefgh ", k=chance.randint(1, 12))) for _ in range(count)]
+
+
+def jobs_for(messages: Sequence[str], temperature: float = 0.0) -> list[Job]:
+    return [Job(i, SamplingParams(temperature, seed=i), m) for i, m in enumerate(messages)]
+
+
+def chat(tokenizer: Tokenizer, message: str) -> list[int]:
+    return tokenizer.apply_chat_template([{"role": "user", "content": message}])
+
+
+def message_of(tokenizer: Tokenizer, conversation: Conversation) -> str:
+    """The user's message of a recorded conversation."""
+    text = tokenizer.decode(conversation.tokens[: conversation.prompt].tolist())
+    return text.removeprefix("user\n").removesuffix("\nassistant\n")
+
+
+def assert_recorded(conversation: Conversation) -> None:
+    """Its states are those of a fresh pass, and those of the token that was never fed are zero."""
+    fresh = states(DECODER, conversation.tokens.tolist()[:-1], AUX_LAYERS)
+    assert fresh.aux is not None
+    for ours, theirs in ((conversation.aux, fresh.aux), (conversation.final, fresh.final)):
+        torch.testing.assert_close(ours[:-1], theirs, rtol=1e-4, atol=1e-4)
+        assert not ours[-1].any()
+
+
+@pytest.mark.parametrize("slots", [1, 5, 40])
+def test_greedy_answers_are_those_of_plain_decoding(tokenizer: Tokenizer, slots: int) -> None:
+    messages = texts(24)
+    results = dict(new_generator(tokenizer, slots=slots).run(jobs := jobs_for(messages)))
+    assert results.keys() == set(jobs)
+    for job, conversation in results.items():
+        assert conversation is not None
+        assert job.message is not None
+        prompt = chat(tokenizer, job.message)
+        assert conversation.id == job.id
+        assert conversation.tokens[: conversation.prompt].tolist() == prompt
+        answer = conversation.tokens[conversation.prompt :].tolist()
+        assert answer == greedy(DECODER, prompt, MAX_ANSWER, tokenizer.eos_ids)
+        assert_recorded(conversation)
+
+
+def test_sampled_answers_follow_their_seed(tokenizer: Tokenizer) -> None:
+    """The draw does not depend on what else is running."""
+    jobs = jobs_for(["the word"] * 12, temperature=1.0)
+    by_job = dict(new_generator(tokenizer).run(jobs))
+    again = dict(new_generator(tokenizer, slots=2).run(jobs[::-1]))
+    answers = set()
+    for job in jobs:
+        ours, theirs = by_job[job], again[job]
+        assert ours is not None
+        assert theirs is not None
+        assert ours.tokens.tolist() == theirs.tokens.tolist()
+        assert_recorded(ours)
+        answers.add(tuple(ours.tokens.tolist()))
+    assert len(answers) > 6
+
+
+def test_a_generator_can_be_used_again(generator: Generator) -> None:
+    jobs = jobs_for(texts(7))
+    first, second = (
+        {job.id: c.tokens.tolist() for job, c in generator.run(jobs) if c} for _ in range(2)
+    )
+    assert first == second
+    assert len(first) == 7
+
+
+# -- prompts that give no conversation, and those the target writes -------------------------------
+
+
+def test_too_long_prompts_are_skipped(tokenizer: Tokenizer, generator: Generator) -> None:
+    frame = len(chat(tokenizer, ""))
+    fits, too_long = ("7" * (MAX_PROMPT - frame + more) for more in (0, 1))
+    assert len(chat(tokenizer, fits)) == MAX_PROMPT
+    results = [(job.message, c) for job, c in generator.run(jobs_for([too_long, fits, too_long]))]
+    assert Counter(message for message, c in results if c is None) == {too_long: 2}
+    ((_, conversation),) = ((m, c) for m, c in results if c is not None)
+    assert conversation.prompt == MAX_PROMPT
+    assert_recorded(conversation)
+
+
+def self_written(count: int, start: str) -> list[Job]:
+    return planned([], [SelfWritten(count, start)])
+
+
+def test_the_target_writes_messages_and_answers_them(
+    tokenizer: Tokenizer, generator: Generator
+) -> None:
+    start = "Do "
+    results = list(generator.run(self_written(120, start)))
+    written = [c for _, c in results if c is not None]
+    assert len(results) == 120
+    assert 8 < len(written) < 120  # others did not end in time
+    before = tokenizer.user_turn(start)
+    messages = set()
+    for conversation in written:
+        prompt = conversation.tokens[: conversation.prompt].tolist()
+        assert prompt[: len(before) - 1] == before[:-1]  # merges may cross the end of the start
+        message = message_of(tokenizer, conversation)
+        assert message.startswith(start.strip())
+        assert chat(tokenizer, message) == prompt
+        messages.add(message)
+        answer = conversation.tokens[conversation.prompt :].tolist()
+        assert answer == greedy(DECODER, prompt, MAX_ANSWER, tokenizer.eos_ids)
+        assert_recorded(conversation)
+    assert len(messages) > len(written) // 2
+
+
+def test_a_message_may_not_outgrow_the_longest_prompt(
+    tokenizer: Tokenizer, generator: Generator
+) -> None:
+    frame = len(tokenizer.user_turn(""))
+    for start in ("7" * (MAX_PROMPT - frame), "7" * MAX_PROMPT):
+        results = list(generator.run(self_written(3, start)))
+        assert [conversation for _, conversation in results] == [None] * 3
+
+
+def test_written_messages_that_are_excluded_are_dropped(tokenizer: Tokenizer) -> None:
+    jobs = self_written(120, "")
+
+    def messages(excluded: Sequence[str]) -> dict[int, str]:
+        results = new_generator(tokenizer, excluded).run(jobs)
+        return {job.id: message_of(tokenizer, c) for job, c in results if c is not None}
+
+    everything = messages([])
+    unwanted = max(everything.values(), key=len)
+    rest = {i: m for i, m in everything.items() if m not in Excluded([unwanted])}
+    assert messages([unwanted.upper()]) == rest
+    assert len(rest) < len(everything)
+
+
+# -- shards ---------------------------------------------------------------------------------------
+
+ALL_DISK = 10**12
+
+
+def mixture() -> list[Job]:
+    """Greedy, sampled, too long and self-written."""
+    files = [[*texts(30), "7" * 60, "8" * 60], texts(10)]
+    return planned(files, [SelfWritten(25, "I ")], sampled=0.3)
+
+
+def make(
+    tokenizer: Tokenizer, jobs: Sequence[Job], folder: Path, max_bytes: int = ALL_DISK
+) -> None:
+    generate(new_generator(tokenizer), jobs, folder, shard=8, max_bytes=max_bytes, quiet=True)
+
+
+def content(folder: Path) -> dict[int, list[int]]:
+    corpus = Corpus(folder)
+    return {entry.id: corpus.read(entry).tokens.tolist() for entry in corpus.entries}
+
+
+@pytest.fixture(scope="module")
+def complete(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("complete") / "corpus"
+    make(tokenizer, mixture(), folder)
+    return folder
+
+
+def test_every_job_is_accounted_for(complete: Path) -> None:
+    jobs = mixture()
+    assert done(complete) == {job.id for job in jobs}
+    skipped = {job.id for job in jobs} - content(complete).keys()
+    too_long = {job.id for job in jobs if job.message is not None and len(job.message) > 50}
+    assert len(too_long) == 2
+    assert too_long < skipped
+    assert skipped - too_long <= {job.id for job in jobs if job.message is None}
+
+
+def test_going_on_gives_the_same_conversations(
+    tokenizer: Tokenizer, complete: Path, tmp_path: Path
+) -> None:
+    half = sorted(complete.iterdir())[::2]
+    assert len(half) > 2
+    for shard in half:
+        (tmp_path / shard.name).write_bytes(shard.read_bytes())
+    (tmp_path / "shard-00000001.tmp").write_bytes(b"half of a shard")  # of a killed process
+    before = {shard.name: shard.read_bytes() for shard in half}
+    make(tokenizer, mixture(), tmp_path)
+    assert content(tmp_path) == content(complete)
+    assert done(tmp_path) == done(complete)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+def test_several_processes_share_the_jobs(
+    tokenizer: Tokenizer, complete: Path, tmp_path: Path
+) -> None:
+    jobs = mixture()
+    for rank in range(2):
+        make(tokenizer, jobs[rank::2], tmp_path)
+    assert content(tmp_path) == content(complete)
+
+
+def test_it_stops_at_the_given_size(
+    tokenizer: Tokenizer, complete: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    enough = bytes_used(complete) // 2
+    make(tokenizer, mixture(), tmp_path, enough)
+    shards = sorted(tmp_path.iterdir())
+    largest = max(shard.stat().st_size for shard in shards)
+    assert enough <= bytes_used(tmp_path) < enough + largest
+    assert "stopping here" in capsys.readouterr().out
+    assert done(tmp_path) < done(complete)
+    # a training that is resumed finds the corpus that it began with
+    make(tokenizer, mixture(), tmp_path, enough)
+    assert sorted(tmp_path.iterdir()) == shards
+    assert "stopping here" in capsys.readouterr().out
+
+
+def test_what_is_done_is_not_done_again(
+    tokenizer: Tokenizer, complete: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {shard: shard.stat().st_mtime_ns for shard in complete.iterdir()}
+    make(tokenizer, mixture(), complete, max_bytes=1)
+    assert {shard: shard.stat().st_mtime_ns for shard in complete.iterdir()} == before
+    assert capsys.readouterr().out == ""
