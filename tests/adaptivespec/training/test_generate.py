@@ -1,6 +1,7 @@
 """Which conversations are recorded, and that what is recorded is the target's own."""
 
 import random
+import string
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from adaptivespec.training.corpus import Conversation, Corpus, bytes_used, done
 from adaptivespec.training.generate import Generator, Job, generate, plan
 from adaptivespec.training.prompts import Excluded, PromptSet, SelfWritten
 from tests.decoders import greedy, states, tiny_decoder
-from tests.factories import write_hf_folder
+from tests.factories import tiny_tokenizer, write_hf_folder
 
 # -- the plan -------------------------------------------------------------------------------------
 
@@ -80,7 +81,10 @@ DECODER = tiny_decoder(num_hidden_layers=4)
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return load_tokenizer(str(write_hf_folder(tmp_path_factory.mktemp("model"))))
+    """Capital letters end a turn, so that many turns end."""
+    capitals = [tiny_tokenizer().token_to_id(letter) for letter in string.ascii_uppercase]
+    folder = write_hf_folder(tmp_path_factory.mktemp("model"), eos_token_id=capitals)
+    return load_tokenizer(str(folder))
 
 
 @pytest.fixture
@@ -136,6 +140,7 @@ def test_greedy_answers_are_those_of_plain_decoding(tokenizer: Tokenizer, slots:
     messages = texts(24)
     results = dict(new_generator(tokenizer, slots=slots).run(jobs := jobs_for(messages)))
     assert results.keys() == set(jobs)
+    lengths = set()
     for job, conversation in results.items():
         assert conversation is not None
         assert job.message is not None
@@ -145,6 +150,9 @@ def test_greedy_answers_are_those_of_plain_decoding(tokenizer: Tokenizer, slots:
         answer = conversation.tokens[conversation.prompt :].tolist()
         assert answer == greedy(DECODER, prompt, MAX_ANSWER, tokenizer.eos_ids)
         assert_recorded(conversation)
+        lengths.add(len(answer))
+    assert len(lengths) > 3  # some end by themselves
+    assert max(lengths) == MAX_ANSWER  # others are cut
 
 
 def test_sampled_answers_follow_their_seed(tokenizer: Tokenizer) -> None:
