@@ -46,7 +46,10 @@ class TrainableHead(nn.Module):
         self.config = config
         # a parameter's name in a module has no dots
         self.weights = nn.ParameterDict(
-            {name.replace(".", "/"): nn.Parameter(w.float()) for name, w in weights.items()}
+            {
+                name.replace(".", "/"): nn.Parameter(w.to(torch.float32, copy=True))
+                for name, w in weights.items()
+            }
         )
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("target_ids", target_ids)
