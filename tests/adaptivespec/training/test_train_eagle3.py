@@ -1,0 +1,330 @@
+"""`adaptivespec train-eagle3` as a person runs it: killed, resumed, shared out."""
+
+import hashlib
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from adaptivespec.cli import main
+from adaptivespec.config import load_settings
+from adaptivespec.local import LocalSystem
+from adaptivespec.models.eagle3 import load_head
+from adaptivespec.models.loading import load_model
+from adaptivespec.shape import Shape
+from adaptivespec.tokenizer import load_tokenizer
+from adaptivespec.training.batches import held_out
+from adaptivespec.training.corpus import Corpus, done
+from adaptivespec.training.evaluate import Measurement, measure
+from adaptivespec.training.export import export
+from adaptivespec.training.train import LOG_EVERY
+from adaptivespec.training.warm_start import head_config, warm_start
+from tests.factories import write_hf_folder
+
+WORDS = ("the", "quick", "brown", "fox", "def", "add", "left", "right", "return", "range", "print")
+PROMPTS, OWN = 400, 40
+EXCLUDED = "the quick brown fox"
+START = "Do "
+SHAPE = Shape(4, 1, 5)
+HELD_OUT = 0.02
+PATIENCE_S = 300
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """A target whose greedy text is no loop, and prompts for it."""
+
+    folder: Path
+
+    @property
+    def model(self) -> str:
+        return str(self.folder / "target")
+
+    def command(self, output: Path, *options: str, prompts: int = PROMPTS) -> list[str]:
+        """The arguments of the command; `options` override or add to what is said before them."""
+        return [
+            "train-eagle3",
+            str(output),
+            f"--model={self.model}",
+            f"--prompts={self.folder}/prompts.jsonl:text:{prompts}",
+            f"--self-written={OWN}:{START}",
+            f"--exclude={self.folder}/excluded.jsonl:text",
+            "--slots=4",
+            "--max-prompt=48",
+            "--max-answer=64",
+            "--tokens-per-step=1024",
+            "--unroll=3,5",
+            "--learning-rate=5e-3",
+            "--head-learning-rate=5e-3",
+            "--passes=8",
+            "--save-every=20",
+            f"--shape={','.join(map(str, SHAPE))}",
+            *options,
+        ]
+
+    def measure(self, head: Path, corpus: Corpus) -> Measurement:
+        """Acceptance of a head at the prompts that are kept from training."""
+        one = {"compute": {"threads": 1}}
+        settings = {
+            "model": {"path": self.model},
+            "target": one,
+            "drafter": {"kind": "eagle3", "path": str(head)} | one,
+        }
+        kept = {e.prompt_hash: e for e in corpus.entries if held_out(e, HELD_OUT)}
+        prompts = [corpus.prompt(entry) for entry in kept.values()]
+        return measure(LocalSystem.load(load_settings(settings)), prompts, SHAPE)
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    folder = tmp_path_factory.mktemp("workshop")
+    write_hf_folder(folder / "target", tied=False, initializer_range=0.08)
+    chance = random.Random(0)
+    messages = [" ".join(chance.choices(WORDS, k=chance.randint(2, 6))) for _ in range(PROMPTS - 1)]
+    for name, texts in (("prompts", [*messages, EXCLUDED]), ("excluded", [EXCLUDED.upper() + "!"])):
+        rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (folder / f"{name}.jsonl").write_text(rows)
+    return Workshop(folder)
+
+
+SCRIPT = Path(sys.executable).with_name("adaptivespec")
+
+
+def kill_when(arrived: Callable[[], bool], command: list[str], log: Path) -> None:
+    """Run the command in a process of its own, and kill it as soon as something has happened."""
+    with log.open("w") as out:
+        process = subprocess.Popen([str(SCRIPT), *command], stdout=out, stderr=out)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not arrived():
+            assert process.poll() is None, f"ended too early:\n{log.read_text()}"
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.005)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        status = process.wait()
+    assert status == -signal.SIGKILL, "ended before it was killed"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in sorted(folder.iterdir())}
+
+
+def checkpoint_of(output: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(output / "checkpoint.pt", weights_only=True)
+    return state
+
+
+def log_of(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was killed twice: with `shards` written, and at `step` of its training."""
+
+    output: Path
+    shards: dict[str, str]
+    step: int
+
+    @property
+    def corpus(self) -> Corpus:
+        return Corpus(self.output / "corpus")
+
+
+@pytest.fixture(scope="module")
+def run(workshop: Workshop) -> Run:
+    """Killed while it generates, killed while it trains, called a third time; always with the same
+    words."""
+    output = workshop.folder / "run"
+    command, log = workshop.command(output), workshop.folder / "log"
+    corpus, checkpoint = output / "corpus", output / "checkpoint.pt"
+
+    kill_when(lambda: any(corpus.glob("*.safetensors")), command, log)
+    shards = {name: d for name, d in digests(corpus).items() if name.endswith(".safetensors")}
+    assert not checkpoint.exists()
+    (corpus / "shard-00000000.tmp").write_bytes(b"what a kill may leave")
+
+    kill_when(checkpoint.exists, command, log)
+    step = int(checkpoint_of(output)["step"])
+    assert not (output / "head").exists()
+
+    with log.open("w") as out:
+        subprocess.run(
+            [str(SCRIPT), *command], stdout=out, stderr=out, check=True, timeout=PATIENCE_S
+        )
+    return Run(output, shards, step)
+
+
+# -- what comes of it -----------------------------------------------------------------------------
+
+
+def test_conversations_from_before_a_kill_are_kept(run: Run) -> None:
+    now = digests(run.output / "corpus")
+    assert run.shards.items() <= now.items()
+    assert len([name for name in now if name.endswith(".safetensors")]) > len(run.shards)
+
+
+def test_every_prompt_is_answered_once_or_accounted_for(workshop: Workshop, run: Run) -> None:
+    corpus, tokenizer = run.corpus, load_tokenizer(workshop.model)
+    jobs = PROMPTS - 1 + OWN
+    assert done(run.output / "corpus") == set(range(jobs))
+    ids = [entry.id for entry in corpus.entries]
+    assert len(set(ids)) == len(ids)
+    texts = Counter(
+        tokenizer.decode(corpus.prompt(e)).removeprefix("user\n").removesuffix("\nassistant\n")
+        for e in corpus.entries
+    )
+    rows = [json.loads(r)["text"] for r in (workshop.folder / "prompts.jsonl").open()]
+    rows.remove(EXCLUDED)
+    assert EXCLUDED not in texts
+    own = texts - Counter(rows)
+    assert Counter(rows) <= texts
+    assert 0 < own.total() < OWN  # others did not end in time
+    assert all(text.startswith(START.strip()) for text in own)
+
+
+def test_training_goes_on_from_its_last_checkpoint(run: Run) -> None:
+    steps = checkpoint_of(run.output)["steps"]
+    assert 0 < run.step < steps
+    assert checkpoint_of(run.output)["step"] == steps
+    reported = Counter(entry["step"] for entry in log_of(run.output))
+    assert set(reported) == {*range(LOG_EVERY, steps, LOG_EVERY), steps}
+    assert all(reported[step] == 1 for step in reported if step <= run.step)
+
+
+def test_killed_twice_it_ends_as_if_it_had_not_been(workshop: Workshop, run: Run) -> None:
+    output = workshop.folder / "straight"
+    shutil.copytree(run.output / "corpus", output / "corpus")
+    assert main(workshop.command(output, "--stage=train")) == 0
+    assert digests(output / "head") == digests(run.output / "head")
+    last = {entry["step"]: entry for entry in log_of(run.output)}
+    assert list(last.values()) == log_of(output)
+
+
+def test_the_head_accepts_more_than_where_it_began(workshop: Workshop, run: Run) -> None:
+    config, weights = load_model(workshop.model, torch.bfloat16)
+    ids = load_head(str(run.output / "head"), workshop.model).target_ids
+    made = head_config(config, len(ids))
+    export(untrained := workshop.folder / "untrained", made, warm_start(made, weights, ids, 0), ids)
+    before = workshop.measure(untrained, run.corpus)
+    after = workshop.measure(run.output / "head", run.corpus)
+    gains = [m.usage.accepted_tokens / m.usage.steps for m in (before, after)]
+    assert gains[1] > 2 * gains[0]
+
+    evaluation = json.loads((run.output / "evaluation.json").read_text())
+    shown = evaluation["shapes"][",".join(map(str, SHAPE))]
+    assert shown["acceptance_length"] == round(after.usage.mean_acceptance_length, 3)
+    assert shown["by_depth"] == [round(share, 3) for share in after.by_depth]
+
+
+def test_what_is_complete_is_not_done_again(workshop: Workshop, run: Run) -> None:
+    made = ["corpus", "head"]
+    before = [digests(run.output / name) for name in made]
+    files = ["log.jsonl", "checkpoint.pt", "evaluation.json"]
+    times = [(run.output / name).stat().st_mtime_ns for name in files]
+    assert main(workshop.command(run.output)) == 0
+    assert [digests(run.output / name) for name in made] == before
+    assert [(run.output / name).stat().st_mtime_ns for name in files] == times
+
+
+# -- mistakes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--max-answer=63"], "plan.json"),
+        (["--self-written=5"], "plan.json"),
+        (["--seed=1"], "plan.json"),
+        (["--sampled=0.5"], "plan.json"),
+        (["--stage=train", "--learning-rate=1e-3"], "learning_rate"),
+        (["--stage=train", "--passes=9"], "checkpoint.pt: steps"),
+        (["--stage=train", "--draft-vocabulary=99"], "draft vocabulary"),
+        (["--prompts=/no/such.jsonl:text"], "/no/such.jsonl"),
+        (["--self-written=some"], "'some'"),
+        (["--device=cuda"], "no CUDA device"),
+    ],
+)
+def test_another_run_in_the_same_folder_is_refused(
+    workshop: Workshop,
+    run: Run,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    named: str,
+) -> None:
+    if "cuda" in options[0] and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    before = digests(run.output / "corpus"), digests(run.output / "head")
+    assert main(workshop.command(run.output, *options)) == 2
+    assert_one_line(capsys.readouterr().err, named)
+    assert (digests(run.output / "corpus"), digests(run.output / "head")) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ([], "--prompts or --self-written"),
+        (["--stage=train"], "run the stage generate first"),
+        (["--stage=evaluate"], "run the stage train first"),
+    ],
+)
+def test_what_a_stage_needs_is_said(
+    workshop: Workshop,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    named: str,
+) -> None:
+    assert main(["train-eagle3", str(tmp_path), f"--model={workshop.model}", *options]) == 2
+    assert_one_line(capsys.readouterr().err, named)
+
+
+def assert_one_line(text: str, named: str) -> None:
+    assert text.startswith("adaptivespec: ")
+    assert text.count("\n") == 1
+    assert named in text
+
+
+# -- several processes ----------------------------------------------------------------------------
+
+
+def test_two_processes_share_the_work(workshop: Workshop) -> None:
+    output = workshop.folder / "shared"
+    torchrun = Path(sys.executable).with_name("torchrun")
+    options = ["--max-answer=16", "--passes=5", "--tokens-per-step=512", "--evaluation-prompts=2"]
+    command = workshop.command(output, *options, prompts=150)
+    result = subprocess.run(
+        [str(torchrun), "--standalone", "--nproc-per-node=2", str(SCRIPT), *command],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    by_process = sorted(map(accounted, (output / "corpus").iterdir()), key=min)
+    assert by_process == [set(range(rank, 150 + OWN, 2)) for rank in range(2)]
+    steps = checkpoint_of(output)["steps"]
+    log = log_of(output)
+    assert [entry["step"] for entry in log] == [*range(LOG_EVERY, steps, LOG_EVERY), steps]
+    assert log[-1]["loss"] < log[0]["loss"]
+    load_head(str(output / "head"), workshop.model)
+    assert json.loads((output / "evaluation.json").read_text())["prompts"] == 2
+
+
+def accounted(shard: Path) -> set[int]:
+    """Ids that one shard accounts for."""
+    with safe_open(shard, "pt") as tensors:
+        return {*tensors.get_tensor("ids").tolist(), *tensors.get_tensor("skipped").tolist()}
