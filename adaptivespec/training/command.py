@@ -27,6 +27,7 @@ from adaptivespec.training.train import Recipe, Trainer
 from adaptivespec.training.warm_start import draft_vocabulary, head_config, warm_start
 
 STAGES = ("generate", "train", "evaluate")
+_RECIPE = Recipe()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,11 +69,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-disk-gb", type=arguments.above_zero, default=25.0, help="stop at so much data")
     add = parser.add_argument_group("train").add_argument
     add("--draft-vocabulary", type=arguments.positive, default=16384, help="tokens kept")
-    add("--passes", type=arguments.above_zero, default=4.0, help="over all conversations")
-    add("--tokens-per-step", type=arguments.positive, default=4096, help="of all processes")
-    add("--unroll", type=arguments.positive_pair, default=(4, 7), help="steps, in either half")
-    add("--learning-rate", type=arguments.above_zero, default=2e-3, help="of the layer")
-    add("--head-learning-rate", type=arguments.above_zero, default=6e-4, help="of the output layer")
+    add(
+        "--passes", type=arguments.above_zero, default=_RECIPE.passes, help="over all conversations"
+    )
+    add(
+        "--tokens-per-step",
+        type=arguments.positive,
+        default=_RECIPE.tokens,
+        help="of all processes",
+    )
+    add(
+        "--unroll",
+        type=arguments.positive_pair,
+        default=_RECIPE.unroll,
+        help="steps, in either half",
+    )
+    add(
+        "--learning-rate",
+        type=arguments.above_zero,
+        default=_RECIPE.learning_rate,
+        help="of the layer",
+    )
+    add(
+        "--head-learning-rate",
+        type=arguments.above_zero,
+        default=_RECIPE.head_learning_rate,
+        help="of the output layer",
+    )
     add("--save-every", type=arguments.positive, default=200, help="steps between checkpoints")
     add = parser.add_argument_group("evaluate").add_argument
     add("--shape", type=arguments.shape, action="append", metavar="DEPTH,WIDTH,NODES")
@@ -193,7 +216,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     if not (head / "model.safetensors").exists():
         raise ConfigError(f"{head}: no head; run the stage train first")
     corpus = _corpus(args)
-    entries = [e for e in corpus.entries if held_out(e, Recipe().held_out)]
+    entries = [e for e in corpus.entries if held_out(e, _RECIPE.held_out)]
     distinct = {entry.prompt_hash: entry for entry in entries}
     chosen = list(distinct.values())[: args.evaluation_prompts]
     if not chosen:

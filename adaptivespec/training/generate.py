@@ -232,20 +232,22 @@ def generate(
     with bar:
         if left and full():  # nothing may be added before training is resumed
             return
-        for job, conversation in generator.run(left):
-            if conversation is None:
-                skipped.append(job.id)
-            else:
-                conversations.append(conversation)
-                answered += len(conversation.tokens) - conversation.prompt
-            if not quiet:
-                rate = answered / bar.format_dict["elapsed"]
-                bar.set_postfix_str(f"{rate:.0f} answer tokens/s", refresh=False)
-            bar.update()
-            if len(conversations) >= shard:
+        try:
+            for job, conversation in generator.run(left):
+                if conversation is None:
+                    skipped.append(job.id)
+                else:
+                    conversations.append(conversation)
+                    answered += len(conversation.tokens) - conversation.prompt
+                if not quiet:
+                    rate = answered / bar.format_dict["elapsed"]
+                    bar.set_postfix_str(f"{rate:.0f} answer tokens/s", refresh=False)
+                bar.update()
+                if len(conversations) >= shard:
+                    write_shard(folder, conversations, skipped)
+                    conversations, skipped = [], []
+                    if full():
+                        return
+        finally:  # whoever presses Ctrl-C keeps what is complete
+            if conversations or skipped:
                 write_shard(folder, conversations, skipped)
-                conversations, skipped = [], []
-                if full():
-                    return
-        if conversations or skipped:
-            write_shard(folder, conversations, skipped)

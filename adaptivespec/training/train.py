@@ -34,13 +34,13 @@ class Recipe:
     `warmup` steps and fall along a cosine. held_out: share of the prompts that are not trained on.
     """
 
-    passes: float = 3.0
+    passes: float = 3.5
     tokens: int = 4096
     unroll: tuple[int, int] = (4, 7)
     stride: int = 3
     decay: float = 0.8
-    learning_rate: float = 1.5e-3
-    head_learning_rate: float = 4e-4
+    learning_rate: float = 3e-3
+    head_learning_rate: float = 8e-4
     warmup: int = 50
     clip: float = 1.0
     held_out: float = 0.02
