@@ -1,9 +1,10 @@
-"""Which conversations are recorded, and that what is recorded is the target's own."""
+"""What is recorded is the target's own, every job is accounted for, and any run can be resumed."""
 
+import itertools
 import random
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,64 +13,11 @@ import torch
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.tokenizer import Tokenizer, load_tokenizer
 from adaptivespec.training.corpus import Conversation, Corpus, bytes_used, done
-from adaptivespec.training.generate import Generator, Job, generate, plan
-from adaptivespec.training.prompts import Excluded, PromptSet, SelfWritten
+from adaptivespec.training.generate import Generator, Job, generate
+from adaptivespec.training.prompts import Excluded, SelfWritten
+from tests.adaptivespec.training.plans import planned
 from tests.decoders import greedy, states, tiny_decoder
 from tests.factories import tiny_tokenizer, write_hf_folder
-
-# -- the plan -------------------------------------------------------------------------------------
-
-MESSAGES = [f"Message number {i}." for i in range(200)]
-
-
-def planned(
-    files: Sequence[Sequence[str]],
-    own: Sequence[SelfWritten] = (),
-    excluded: Sequence[str] = (),
-    *,
-    sampled: float = 0.0,
-    seed: int = 0,
-) -> list[Job]:
-    sets = [PromptSet("file", list(messages)) for messages in files]
-    return plan(sets, own, Excluded(excluded), sampled, 0.7, seed)
-
-
-def test_every_prompt_is_one_job() -> None:
-    own = [SelfWritten(3, "Write"), SelfWritten(2, "")]
-    jobs = planned([MESSAGES[:9], MESSAGES[9:12]], own)
-    assert [job.id for job in jobs] == list(range(17))
-    wanted = [(m, "") for m in MESSAGES[:12]] + [(None, "Write")] * 3 + [(None, "")] * 2
-    assert Counter((job.message, job.start) for job in jobs) == Counter(wanted)
-    assert len({job.sampling.seed for job in jobs}) == 17
-
-
-def test_the_order_is_of_chance_and_fixed_by_the_seed() -> None:
-    own = [SelfWritten(50, "")]
-    jobs = planned([MESSAGES], own, sampled=0.3)
-    assert jobs == planned([MESSAGES], own, sampled=0.3)
-    other = planned([MESSAGES], own, sampled=0.3, seed=1)
-    assert [job.message for job in jobs] != [job.message for job in other]
-    assert not {job.sampling.seed for job in jobs} & {job.sampling.seed for job in other}
-    # any first part is a sample of all
-    assert 10 < sum(job.message is None for job in jobs[:125]) < 40
-
-
-def test_excluded_and_empty_messages_are_dropped() -> None:
-    jobs = planned([[*MESSAGES[:3], "", "MESSAGE NUMBER... 7"]], excluded=MESSAGES[1:8:6])
-    assert {job.message for job in jobs} == {MESSAGES[0], MESSAGES[2]}
-
-
-def test_a_share_is_sampled_and_so_is_every_repetition() -> None:
-    jobs = planned([MESSAGES, MESSAGES, MESSAGES])
-    for message in MESSAGES:
-        first, *others = (job.sampling for job in jobs if job.message == message)
-        assert first.greedy
-        assert [sampling.temperature for sampling in others] == [0.7, 0.7]
-        assert others[0].seed != others[1].seed
-    drawn = sum(not job.sampling.greedy for job in planned([MESSAGES], sampled=0.3))
-    assert 30 < drawn < 90
-    assert all(not job.sampling.greedy for job in planned([MESSAGES], sampled=1.0))
-
 
 # -- what is recorded -----------------------------------------------------------------------------
 
@@ -93,9 +41,13 @@ def generator(tokenizer: Tokenizer) -> Generator:
 
 
 def new_generator(
-    tokenizer: Tokenizer, excluded: Sequence[str] = (), *, slots: int = 5
+    tokenizer: Tokenizer,
+    excluded: Sequence[str] = (),
+    *,
+    slots: int = 5,
+    kind: type[Generator] = Generator,
 ) -> Generator:
-    return Generator(
+    return kind(
         DECODER,
         tokenizer,
         AUX_LAYERS,
@@ -256,9 +208,14 @@ def mixture() -> list[Job]:
 
 
 def make(
-    tokenizer: Tokenizer, jobs: Sequence[Job], folder: Path, max_bytes: int = ALL_DISK
+    tokenizer: Tokenizer,
+    jobs: Sequence[Job],
+    folder: Path,
+    max_bytes: int = ALL_DISK,
+    kind: type[Generator] = Generator,
 ) -> None:
-    generate(new_generator(tokenizer), jobs, folder, shard=8, max_bytes=max_bytes, quiet=True)
+    generator = new_generator(tokenizer, kind=kind)
+    generate(generator, jobs, folder, shard=8, max_bytes=max_bytes, quiet=True)
 
 
 def content(folder: Path) -> dict[int, list[int]]:
@@ -296,6 +253,24 @@ def test_going_on_gives_the_same_conversations(
     assert content(tmp_path) == content(complete)
     assert done(tmp_path) == done(complete)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+class Interrupted(Generator):
+    """Ctrl-C comes after 21 jobs."""
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Conversation | None]]:
+        yield from itertools.islice(super().run(jobs), 21)
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_keeps_what_is_complete(
+    tokenizer: Tokenizer, complete: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        make(tokenizer, mixture(), tmp_path, kind=Interrupted)
+    assert len(done(tmp_path)) == 21
+    make(tokenizer, mixture(), tmp_path)
+    assert content(tmp_path) == content(complete)
 
 
 def test_several_processes_share_the_jobs(

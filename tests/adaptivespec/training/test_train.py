@@ -20,7 +20,9 @@ from adaptivespec.training.warm_start import draft_vocabulary, head_config, warm
 from tests.adaptivespec.training.conversations import random_conversation
 from tests.factories import VOCAB_SIZE, tiny_model
 
-RECIPE = Recipe(passes=2.5, tokens=300, unroll=(2, 4), warmup=5, seed=1)
+RECIPE = Recipe(
+    passes=2.5, tokens=300, unroll=(2, 4), learning_rate=2e-3, warmup=5, held_out=0.02, seed=1
+)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +148,7 @@ def test_what_is_complete_is_not_trained_further(
 @pytest.mark.parametrize(
     ("changes", "vocabulary", "named"),
     [
-        ({"learning_rate": 1e-4}, 300, "recipe .*'learning_rate': 0.0015.* there, .*0.0001"),
+        ({"learning_rate": 1e-4}, 300, "recipe .*'learning_rate': 0.002,.* there, .*0.0001"),
         ({"unroll": (2, 5)}, 300, r"recipe .*\(2, 4\).* there, .*\(2, 5\)"),
         ({"passes": 3.0}, 300, r"steps \d+ there, \d+ now"),
         ({}, 200, "draft vocabulary .300 tokens there, 200 now"),
