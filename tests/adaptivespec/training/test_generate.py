@@ -1,7 +1,6 @@
 """What is recorded is the target's own, every job is accounted for, and any run can be resumed."""
 
 import itertools
-import random
 import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,16 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from adaptivespec.sampling import SamplingParams
 from adaptivespec.tokenizer import Tokenizer, load_tokenizer
 from adaptivespec.training.corpus import Conversation, Corpus, bytes_used, done
 from adaptivespec.training.generate import Generator, Job, generate
 from adaptivespec.training.prompts import Excluded, SelfWritten
-from tests.adaptivespec.training.plans import planned
+from tests.adaptivespec.training.plans import jobs_for, planned, texts
 from tests.decoders import greedy, states, tiny_decoder
 from tests.factories import tiny_tokenizer, write_hf_folder
-
-# -- what is recorded -----------------------------------------------------------------------------
 
 AUX_LAYERS = (1, 2, 3)
 MAX_PROMPT, MAX_ANSWER = 40, 12
@@ -56,16 +52,6 @@ def new_generator(
         max_prompt=MAX_PROMPT,
         max_answer=MAX_ANSWER,
     )
-
-
-def texts(count: int) -> list[str]:
-    """Short messages of random letters."""
-    chance = random.Random(0)
-    return ["".join(chance.choices("abcdefgh ", k=chance.randint(1, 12))) for _ in range(count)]
-
-
-def jobs_for(messages: Sequence[str], temperature: float = 0.0) -> list[Job]:
-    return [Job(i, SamplingParams(temperature, seed=i), m) for i, m in enumerate(messages)]
 
 
 def chat(tokenizer: Tokenizer, message: str) -> list[int]:
