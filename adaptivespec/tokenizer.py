@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -74,6 +75,10 @@ class Tokenizer:
         except (TemplateError, ValueError, TypeError) as error:
             raise RequestError(f"the chat template refuses this: {error}", "messages") from error
         return text
+
+    def save(self, folder: Path) -> None:
+        """Write it as transformers reads it, chat template and all."""
+        self._hf.save_pretrained(folder)
 
     def token_bytes(self, token: int) -> bytes:
         """What a token adds to a text, as UTF-8 that may begin or end inside a character. Empty for

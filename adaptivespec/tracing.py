@@ -36,13 +36,14 @@ _provider: "TracerProvider | None" = None
 _tracer: Tracer | None = None
 
 
-def configure(service_name: str) -> Tracer | None:
+def configure(service_name: str, provider: "TracerProvider | None" = None) -> Tracer | None:
     """Set up this process's tracer, once; None when tracing is off. OTEL_SERVICE_NAME takes
-    precedence over `service_name`. Raises ConfigError when another exporter than OTLP, or another
-    protocol than http/protobuf, is asked for."""
+    precedence over `service_name`. A `provider` is used as it is, whatever the variables say.
+    Raises ConfigError when another exporter than OTLP, or another protocol than http/protobuf, is
+    asked for."""
     global _provider, _tracer
-    if _tracer is None and _wanted():
-        _provider = _new_provider(service_name)
+    if _tracer is None and (provider is not None or _wanted()):
+        _provider = provider or _new_provider(service_name)
         _tracer = _provider.get_tracer("adaptivespec")
     return _tracer
 

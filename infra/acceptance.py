@@ -23,57 +23,19 @@ from adaptivespec.config import Settings, load_settings
 from adaptivespec.errors import ConfigError
 from adaptivespec.local import LocalSystem
 from adaptivespec.models.sources import resolve
-from adaptivespec.request import Delta, GenerationRequest, Usage
+from adaptivespec.request import Usage
 from adaptivespec.shape import Shape
 from adaptivespec.training.command import SHAPES
 from adaptivespec.training.evaluate import NOTHING_MEASURED, Measurement, measure
 from adaptivespec.training.prompts import read_prompts
 
 
-class Cell(msgspec.Struct, frozen=True):
-    """What all answers of one set came to; `ended` of them before they reached the longest length
-    allowed."""
-
-    measurement: Measurement
-    answers: int
-    ended: int
-
-    def __add__(self, other: "Cell") -> "Cell":
-        return Cell(
-            self.measurement + other.measurement,
-            self.answers + other.answers,
-            self.ended + other.ended,
-        )
-
-    @property
-    def usage(self) -> Usage:
-        return self.measurement.usage
-
-    @property
-    def length(self) -> float:
-        """Tokens per answer."""
-        return self.usage.completion_tokens / self.answers
-
-
-NOTHING = Cell(NOTHING_MEASURED, 0, 0)
-
-
 class Runner(Protocol):
     def identity(self) -> dict[str, str]:
         """What the results depend on, beside kappa, shape and prompts."""
 
-    def run(self, messages: list[str], shape: Shape, kappa: float) -> Cell:
+    def run(self, messages: list[str], shape: Shape, kappa: float) -> Measurement:
         """Answer all messages."""
-
-
-class Answering(LocalSystem):
-    """Keeps what it generated last, beside what `measure` makes of it."""
-
-    answers: list[list[Delta]]
-
-    def generate(self, requests: list[GenerationRequest]) -> list[list[Delta]]:
-        self.answers = super().generate(requests)
-        return self.answers
 
 
 def in_process(drafter: str, dtype: str, threads: int, concurrency: int) -> Settings:
@@ -93,9 +55,7 @@ class InProcess:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         settings = in_process(args.drafter, args.dtype, args.threads, args.concurrency)
-        system = Answering.load(settings)
-        assert isinstance(system, Answering)
-        self._system = system
+        self._system = LocalSystem.load(settings)
 
     def identity(self) -> dict[str, str]:
         weights, path = hashlib.sha256(), getattr(self._system.settings.drafter, "path", None)
@@ -104,13 +64,11 @@ class InProcess:
         chosen = {name: getattr(self._args, name) for name in ("drafter", "dtype")}
         return chosen | {"drafter_sha256": weights.hexdigest()}
 
-    def run(self, messages: list[str], shape: Shape, kappa: float) -> Cell:
+    def run(self, messages: list[str], shape: Shape, kappa: float) -> Measurement:
         template = self._system.tokenizer.apply_chat_template
         prompts = [template([{"role": "user", "content": m}]) for m in messages]
         limit = self._args.max_tokens
-        measured = measure(self._system, prompts, shape, kappa=kappa, max_tokens=limit)
-        ended = sum(deltas[-1].finish_reason == "stop" for deltas in self._system.answers)
-        return Cell(measured, len(prompts), ended)
+        return measure(self._system, prompts, shape, kappa=kappa, max_tokens=limit)
 
 
 class Server:
@@ -120,10 +78,10 @@ class Server:
     def identity(self) -> dict[str, str]:
         return {"url": self._args.url}
 
-    def run(self, messages: list[str], shape: Shape, kappa: float) -> Cell:
+    def run(self, messages: list[str], shape: Shape, kappa: float) -> Measurement:
         return asyncio.run(self._run(messages, shape, kappa))
 
-    async def _run(self, messages: list[str], shape: Shape, kappa: float) -> Cell:
+    async def _run(self, messages: list[str], shape: Shape, kappa: float) -> Measurement:
         from openai import AsyncOpenAI  # which a run in process does not need
 
         args = self._args
@@ -132,7 +90,7 @@ class Server:
         async with AsyncOpenAI(base_url=args.url, api_key="none", timeout=600) as client:
             model = (await client.models.list()).data[0].id
 
-            async def one(message: str) -> Cell:
+            async def one(message: str) -> Measurement:
                 async with slots:
                     answer = await client.chat.completions.create(
                         model=model,
@@ -146,16 +104,16 @@ class Server:
                 fields |= fields["speculation"]
                 usage = Usage(**{name: fields[name] for name in Usage.__struct_fields__})
                 ended = answer.choices[0].finish_reason == "stop"
-                return Cell(Measurement(usage, []), 1, ended)
+                return Measurement(usage, 1, ended, [])
 
-            return sum(await asyncio.gather(*map(one, messages)), NOTHING)
+            return sum(await asyncio.gather(*map(one, messages)), NOTHING_MEASURED)
 
 
 class Results(msgspec.Struct):
-    """Cells by kappa, shape and set; in `file`, if there is one."""
+    """Measurements by kappa, shape and set; in `file`, if there is one."""
 
     identity: dict[str, str]
-    cells: dict[str, Cell] = {}
+    cells: dict[str, Measurement] = {}
 
     def save(self, file: Path) -> None:
         """Whole or not at all."""
@@ -174,7 +132,9 @@ def print_header(*names: str) -> None:
 
 
 def print_lengths(
-    names: list[str], rows: dict[Shape, list[Cell]], lossless: dict[Shape, list[Cell]] | None
+    names: list[str],
+    rows: dict[Shape, list[Measurement]],
+    lossless: dict[Shape, list[Measurement]] | None,
 ) -> None:
     """`rows` and `lossless` (those of kappa 1, unless these are they) have a cell per name."""
     compared = ["ratio to kappa 1", "promoted per step"] if lossless else []
@@ -219,7 +179,7 @@ def main() -> None:
             parser.error(f"{args.results} holds results of {there.identity}, not these")
         results = there
 
-    def cell(kappa: float, shape: Shape, text: str) -> Cell:
+    def cell(kappa: float, shape: Shape, text: str) -> Measurement:
         key = f"{kappa:g} {','.join(map(str, shape))} {text}"
         if key not in results.cells:
             results.cells[key] = runner.run(sets[text].messages, shape, kappa)
@@ -228,14 +188,14 @@ def main() -> None:
         return results.cells[key]
 
     names = ["all", *(prompts.name for prompts in sets.values())]
-    lossless: dict[Shape, list[Cell]] | None = None
+    lossless: dict[Shape, list[Measurement]] | None = None
     for kappa in sorted(set(args.kappa or [1.0]), reverse=True):  # 1 first: others refer to it
         print(f"\nkappa {kappa:g}: acceptance length\n")
         print_header("shape", *names)
-        rows: dict[Shape, list[Cell]] = {}
+        rows: dict[Shape, list[Measurement]] = {}
         for shape in args.shape or SHAPES:
             each = [cell(kappa, shape, text) for text in sets]
-            rows[shape] = [sum(each, NOTHING), *each]
+            rows[shape] = [sum(each, NOTHING_MEASURED), *each]
             lengths = (f"{c.usage.mean_acceptance_length:.3f}" for c in rows[shape])
             print_row(str(tuple(shape)), *lengths)
         print(f"\nkappa {kappa:g}: answers\n")

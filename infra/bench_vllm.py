@@ -32,7 +32,7 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 
-from vllm import LLM, SamplingParams  # type: ignore[import-not-found, unused-ignore]  # noqa: E402
+from vllm import LLM, SamplingParams  # noqa: E402
 
 DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens"
 

@@ -63,7 +63,7 @@ def record_spans() -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing._tracer = provider.get_tracer("adaptivespec")
+    tracing.configure("adaptivespec", provider)
     return exporter
 
 
@@ -134,7 +134,7 @@ def calibration_error(bins: list[Bin]) -> float:
 def plot(bins: list[Bin], error: float, title: str, file: Path) -> None:
     """The reliability diagram, above it and below what else is known of each bin."""
     # An extra, which nothing else here needs.
-    from matplotlib import pyplot  # type: ignore[import-not-found, unused-ignore]
+    from matplotlib import pyplot
 
     figure, (top, middle, bottom) = pyplot.subplots(
         3, 1, figsize=(5, 7.5), sharex=True, height_ratios=[3, 1, 1], layout="constrained"

@@ -30,7 +30,7 @@ def export(path: str, folder: Path) -> None:
     _, weights = load_model(path, torch.bfloat16)
     model = transformers_model(path, weights, torch.bfloat16)
     model.save_pretrained(folder)
-    load_tokenizer(path)._hf.save_pretrained(folder)
+    load_tokenizer(path).save(folder)
 
 
 def check(path: str, folder: Path) -> None:

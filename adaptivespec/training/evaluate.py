@@ -10,11 +10,18 @@ from adaptivespec.shape import Shape
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """usage: of all answers together. reached[d]: steps that accepted at least d drafted tokens,
-    from d = 0 on."""
+    """usage: of all `answers` together; `ended` of them ended before the longest length allowed.
+    reached[d]: steps that accepted at least d drafted tokens, from d = 0 on."""
 
     usage: Usage
+    answers: int
+    ended: int
     reached: list[int]
+
+    @property
+    def length(self) -> float:
+        """Tokens per answer."""
+        return self.usage.completion_tokens / self.answers
 
     @property
     def by_depth(self) -> list[float]:
@@ -26,10 +33,15 @@ class Measurement:
     def __add__(self, other: "Measurement") -> "Measurement":
         longest = max(len(self.reached), len(other.reached))
         padded = [m.reached + [0] * (longest - len(m.reached)) for m in (self, other)]
-        return Measurement(self.usage + other.usage, [a + b for a, b in zip(*padded, strict=True)])
+        return Measurement(
+            self.usage + other.usage,
+            self.answers + other.answers,
+            self.ended + other.ended,
+            [a + b for a, b in zip(*padded, strict=True)],
+        )
 
 
-NOTHING_MEASURED = Measurement(NOTHING_USED, [])
+NOTHING_MEASURED = Measurement(NOTHING_USED, 0, 0, [])
 
 
 def measure(
@@ -47,11 +59,12 @@ def measure(
         )
         for prompt in prompts
     ]
-    usage, reached = NOTHING_USED, [0] * (shape.depth + 1)
+    usage, ended, reached = NOTHING_USED, 0, [0] * (shape.depth + 1)
     for deltas in system.generate(requests):
         for delta in deltas[1:]:  # the first token comes with the prompt
             for depth in range(len(delta.tokens)):
                 reached[depth] += 1
         if (counts := deltas[-1].usage) is not None:
             usage += counts
-    return Measurement(usage, reached)
+        ended += deltas[-1].finish_reason == "stop"
+    return Measurement(usage, len(requests), ended, reached)

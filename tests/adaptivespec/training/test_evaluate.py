@@ -40,6 +40,7 @@ def test_the_target_as_its_own_drafter_is_always_right(target: str) -> None:
     assert_consistent(measured)
     assert measured.reached == [12] * 5
     assert measured.by_depth == [1.0] * 4
+    assert (measured.answers, measured.ended, measured.length) == (3, 0, TOKENS)
     assert measured.usage.mean_acceptance_length == 5.0
 
 
@@ -58,9 +59,10 @@ def test_a_worse_drafter_is_right_less_often_the_deeper(target: str, tmp_path: P
 
 def test_measurements_add_up() -> None:
     usage = NOTHING_MEASURED.usage
-    total = Measurement(usage, [10, 4, 1]) + Measurement(usage, [6, 2])
+    total = Measurement(usage, 2, 1, [10, 4, 1]) + Measurement(usage, 3, 0, [6, 2])
     assert total.reached == [16, 6, 1]
+    assert (total.answers, total.ended) == (5, 1)
     assert total.by_depth == [6 / 16, 1 / 6]
     assert NOTHING_MEASURED + total == total
     assert NOTHING_MEASURED.by_depth == []
-    assert Measurement(usage, [5, 0, 0]).by_depth == [0.0]  # nothing got as far as depth 2
+    assert Measurement(usage, 1, 0, [5, 0, 0]).by_depth == [0.0]  # nothing got as far as depth 2
