@@ -39,6 +39,7 @@ class Tokenizer:
         self.vocab_size = self._backend.get_vocab_size()
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self._added_ids = frozenset(added)
         self._bytes: dict[int, bytes] = dict.fromkeys(self.special_ids, b"")
         self._byte_level, self._leading = _decoding(self._backend)
 
@@ -60,9 +61,20 @@ class Tokenizer:
         """Tokens of a chat up to where its first user's message begins, and of the message's own
         `start`: what a model continues to write a message itself. Raises RequestError like
         `apply_chat_template`."""
-        mark = "\ufdd0"  # a noncharacter, which no template contains
-        before = self._render([{"role": "user", "content": mark}]).partition(mark)[0]
+        before, _ = self._around_user_message()
         return self._backend.encode(before + start, add_special_tokens=False).ids
+
+    def end_of_user_turn(self) -> int | None:
+        """The token that a chat puts behind a user's message. None where that is plain text, whose
+        tokens the message's own could be too. Raises RequestError like `apply_chat_template`."""
+        _, after = self._around_user_message()
+        first = self._backend.encode(after, add_special_tokens=False).ids[:1]
+        return next((token for token in first if token in self._added_ids), None)
+
+    def _around_user_message(self) -> tuple[str, str]:
+        mark = "\ufdd0"  # a noncharacter, which no template contains
+        before, _, after = self._render([{"role": "user", "content": mark}]).partition(mark)
+        return before, after
 
     def _render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         try:
@@ -100,11 +112,12 @@ class Tokenizer:
         byte = _BYTE_TOKEN.fullmatch(text)
         return bytes([int(byte[1], 16)]) if byte else text.replace("▁", " ").encode()
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, continued: bool = False) -> str:
         """The text of whole sequences of tokens, without special tokens; bytes that are no UTF-8
-        become U+FFFD."""
+        become U+FFFD. `continued`: what they add to a text before them, the space between
+        included."""
         text = b"".join(map(self.token_bytes, ids)).decode(errors="replace")
-        return text.removeprefix(self._leading)
+        return text if continued else text.removeprefix(self._leading)
 
 
 def load_tokenizer(path: str) -> Tokenizer:

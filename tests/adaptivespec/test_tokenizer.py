@@ -172,6 +172,29 @@ def test_chats_that_the_template_refuses_are_the_clients_error(tmp_path: Path) -
         load_tokenizer(str(folder)).apply_chat_template(CHAT)
 
 
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        ("<|im_start|>user\n{{ content }}<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"),
+        ("<|im_start|>{{ content }}<|assistant|>", "<|assistant|>"),  # no special token, but one
+        ("<|im_start|>[INST] {{ content }} [/INST]", None),
+        ("<|im_start|>{{ content }}", None),
+    ],
+)
+def test_what_a_chat_puts_behind_a_users_message(
+    tmp_path: Path, template: str, end: str | None
+) -> None:
+    folder = write_hf_folder(tmp_path)
+    hf = AutoTokenizer.from_pretrained(folder)
+    hf.add_tokens(["<|assistant|>"])
+    hf.chat_template = template.replace("content", "messages[0]['content']")
+    hf.save_pretrained(folder)
+    tokenizer = load_tokenizer(str(folder))
+    assert tokenizer.end_of_user_turn() == (hf.convert_tokens_to_ids(end) if end else None)
+    before = template.partition("{{")[0]
+    assert tokenizer.user_turn("Do") == tokenizer.encode(f"{before}Do")
+
+
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     folder = write_hf_folder(tmp_path)
     (folder / "tokenizer.json").unlink()
@@ -209,6 +232,14 @@ def test_sentencepiece_texts_survive_the_round_trip() -> None:
     for text in ("a b", " a  b", "a世界🙂", "<0x41>"):
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text == backend.decode(ids)
+
+
+def test_what_continues_a_text_keeps_the_space_between() -> None:
+    backend = sentencepiece("▁", "a", "b")
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), [])
+    _, _, *behind = tokenizer.encode("a ba")
+    assert tokenizer.decode(behind) == "ba"
+    assert "a" + tokenizer.decode(behind, continued=True) == "a ba"
 
 
 def test_other_kinds_of_decoding_are_refused() -> None:
