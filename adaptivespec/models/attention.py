@@ -92,7 +92,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -
     width = heads // kv_heads * dim
     stacked = q.view(n, kv_heads, width).transpose(0, 1).reshape(kv_heads, 1, -1, dim)
     if bias is not None and bias.numel() >= _MATMUL_SCORES and _prefers_matmul(q):
-        out = _matmul_attention(stacked[:, 0], k[:, 0], v[:, 0], bias, scale)
+        out = matmul_attention(stacked[:, 0], k[:, 0], v[:, 0], bias, scale)
     else:
         out = F.scaled_dot_product_attention(stacked, k, v, attn_mask=bias, scale=scale)
     return out.reshape(kv_heads, n, width).transpose(0, 1).reshape(n, heads * dim)
@@ -108,8 +108,8 @@ def _prefers_matmul(q: Tensor) -> bool:
     return q.device.type == "cpu" and q.dtype == torch.bfloat16
 
 
-def _matmul_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """q [kv_heads, R, D], k and v [kv_heads, L, D], bias [R, L] -> [kv_heads, R, D]."""
+def matmul_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """q [kv_heads, R, D], k and v [kv_heads, L, D], bias [R, L] or [kv_heads, R, L] -> like q."""
     scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=scale)
     return torch.bmm(scores.softmax(-1), v)
 

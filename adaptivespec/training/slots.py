@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from adaptivespec.models.attention import matmul_attention
 from adaptivespec.models.decoder import Decoder, Hidden
 
 
@@ -125,5 +126,5 @@ class _Rows:
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
         keys, values = self._kv[layer].flatten(1, 2)  # [slots * kv_heads, room, head_dim]
         queries = q.reshape(len(keys), -1, q.shape[-1])
-        scores = torch.baddbmm(self._bias, queries, keys.transpose(1, 2), alpha=scale)
-        return torch.bmm(scores.softmax(-1), values).reshape(self._count, -1)
+        attended = matmul_attention(queries, keys, values, self._bias, scale)
+        return attended.reshape(self._count, -1)
