@@ -1,6 +1,7 @@
-"""Types of command-line arguments, whose errors say what is allowed."""
+"""Types of command-line arguments. All raise `argparse.ArgumentTypeError` with what is allowed."""
 
 import argparse
+import math
 
 from adaptivespec.shape import Shape
 
@@ -16,8 +17,15 @@ def shape(text: str) -> Shape:
 
 def positive(text: str) -> int:
     """A whole number from 1 up."""
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    """A whole number from 0 to 2^31 - 1: it is shifted into the upper half of 64 bits."""
+    if not text.isdecimal() or int(text) >= 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2147483647")
     return int(text)
 
 
@@ -37,7 +45,7 @@ def nonempty(text: str) -> str:
 def above_zero(text: str) -> float:
     """A number above 0."""
     value = _number(text)
-    if not value > 0:
+    if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
 
