@@ -13,18 +13,18 @@ from pathlib import Path
 def stub(task: dict[str, str | list[str]]) -> str | None:
     """The stub of one task; None where its code or tests are not of the usual form."""
     code, tests, text = str(task["code"]).replace("\r", ""), task["test_list"], task["text"]
-    examples = []
-    for test in tests[:2]:
-        statement = ast.parse(test).body[0]
+    try:
+        body = ast.parse(code).body
+        statements = [ast.parse(test).body[0] for test in tests[:2]]
+    except (SyntaxError, IndexError):
+        return None
+    examples, name = [], None
+    for statement in statements:
         compared = getattr(statement, "test", None)
         if not isinstance(compared, ast.Compare) or not isinstance(compared.left, ast.Call):
             return None
         examples += [f">>> {ast.unparse(compared.left)}", ast.unparse(compared.comparators[0])]
         name = ast.unparse(compared.left.func)
-    try:
-        body = ast.parse(code).body
-    except SyntaxError:
-        return None
     imports = [ast.unparse(node) for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     for node in body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
