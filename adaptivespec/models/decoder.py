@@ -47,14 +47,13 @@ class Decoder:
                 chosen = {k: v for k, v in weights.items() if k.startswith(prefix)}
                 return {k: v.to(device=device, dtype=dtype) for k, v in chosen.items()}
 
-            self._embedding = part("model.embed_tokens.")["model.embed_tokens.weight"]
+            outer = part("model.embed_tokens.") | part("lm_head.")
+            self._embedding = outer["model.embed_tokens.weight"]
             self._layers = [
                 _Layer(config, part(f"model.layers.{i}."), i) for i in range(config.layers)
             ]
             self._norm = RMSNorm(part("model.norm.")["model.norm.weight"], config.rms_norm_eps)
-            tied = config.tie_word_embeddings
-            head = self._embedding if tied else part("lm_head.")["lm_head.weight"]
-            self._head = make_linear(head)
+            self._head = make_linear(output_rows(config, outer))
             self._rope = Rope(
                 config.head_dim, config.rope_theta, config.rope_scaling, dtype, self.device
             )
@@ -122,9 +121,18 @@ class _Layer:
         return x + self._mlp(self._mlp_norm(x))
 
 
+def output_rows(config: DecoderConfig, weights: Weights) -> Tensor:
+    """The weight [V, H] of the output layer; `weights` by Hugging Face's names."""
+    tied = config.tie_word_embeddings
+    return weights["model.embed_tokens.weight" if tied else "lm_head.weight"]
+
+
 def eagle3_layers(layers: int) -> tuple[int, int, int]:
     """The layers whose inputs an EAGLE-3 head reads: 2, the middle one, the last but two; of a
-    target with fewer than six layers, the nearest that there are behind the first."""
+    target with fewer than six layers, the nearest that there are behind the first. Raises
+    ConfigError for a target of one layer, which has none behind it."""
+    if layers < 2:
+        raise ConfigError("an EAGLE-3 head needs a target of two layers or more")
     low, middle, high = (max(min(i, layers - 1), 1) for i in (2, layers // 2, layers - 3))
     return low, middle, high
 
