@@ -2,12 +2,17 @@
 
 import os
 from collections.abc import Iterable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from adaptivespec.errors import ConfigError
+
+_PATIENCE = timedelta(days=7)
+"""For each other: one may generate for hours after another has run out of prompts. A process that
+dies is noticed by torchrun, which ends the others."""
 
 
 class Ranks:
@@ -20,13 +25,19 @@ class Ranks:
         self.world = int(os.environ.get("WORLD_SIZE", 1))
         self.device = torch.device(device)
         if self.device.type == "cuda":
-            if not torch.cuda.is_available():
-                raise ConfigError(f"--device: {device!r}, but torch sees no CUDA device")
-            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+            local, count = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+            if local >= count:
+                raise ConfigError(f"--device: no CUDA device {local}, torch sees {count} in all")
+            self.device = torch.device("cuda", local)
             torch.cuda.set_device(self.device)
         torch.set_num_threads(threads)
         if self.world > 1:
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            on_cuda = self.device.type == "cuda"
+            dist.init_process_group(
+                "nccl" if on_cuda else "gloo",
+                timeout=_PATIENCE,
+                device_id=self.device if on_cuda else None,
+            )
 
     @property
     def first(self) -> bool:
