@@ -21,10 +21,10 @@ def export(folder: Path, config: HeadConfig, weights: Weights, target_ids: Tenso
     known[ids] = True
     stored = {name: w.to("cpu", torch.bfloat16).contiguous() for name, w in weights.items()}
     stored |= {"d2t": ids - torch.arange(len(ids)), "t2d": known}
+    (folder / "config.json").write_text(json.dumps(_config(config), indent=2) + "\n")
     unfinished = folder / "model.tmp"
     save_file(stored, unfinished, metadata={"format": "pt"})
-    unfinished.rename(folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(_config(config), indent=2) + "\n")
+    unfinished.rename(folder / "model.safetensors")  # last: who finds it finds all
 
 
 def _config(config: HeadConfig) -> dict[str, Any]:
