@@ -19,14 +19,13 @@ from typing import Protocol
 import msgspec
 
 from adaptivespec import arguments
-from adaptivespec.config import Settings, load_settings
+from adaptivespec.config import Settings, check_shape, load_settings
 from adaptivespec.errors import ConfigError
 from adaptivespec.local import LocalSystem
 from adaptivespec.models.sources import resolve
 from adaptivespec.request import Usage
 from adaptivespec.shape import Shape
-from adaptivespec.training.command import SHAPES
-from adaptivespec.training.evaluate import NOTHING_MEASURED, Measurement, measure
+from adaptivespec.training.evaluate import NOTHING_MEASURED, SHAPES, Measurement, measure
 from adaptivespec.training.prompts import read_prompts
 
 
@@ -169,6 +168,8 @@ def main() -> None:
         parser.error("--drafter, --dtype and --threads are the server's own with --url")
     try:
         sets = {text: read_prompts(text) for text in args.sets}
+        for shape in args.shape or ():
+            check_shape(shape, "--shape", None if args.url else Settings().max_shape)
     except ConfigError as error:
         parser.error(str(error))
     runner: Runner = Server(args) if args.url else InProcess(args)

@@ -28,7 +28,7 @@ from adaptivespec.engine.engine import TargetEngine
 from adaptivespec.messages import Chunk
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.shape import Shape
-from adaptivespec.training.command import SHAPES
+from adaptivespec.training.evaluate import SHAPES
 from adaptivespec.tree import roots
 
 COMMITS = [1, 2, 3, 4]

@@ -25,6 +25,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from adaptivespec import arguments, tracing
+from adaptivespec.config import Settings, check_shape
+from adaptivespec.errors import ConfigError
 from adaptivespec.local import LocalSystem
 from adaptivespec.request import GenerationRequest
 from adaptivespec.shape import Shape
@@ -172,6 +174,10 @@ def main() -> None:
     add("--shape", type=arguments.shape, default=Shape(7, 1, 8), metavar="DEPTH,WIDTH,NODES")
     add("--plot", type=Path, metavar="FILE.svg")
     args = parser.parse_args()
+    try:
+        check_shape(args.shape, "--shape", Settings().max_shape)
+    except ConfigError as error:
+        parser.error(str(error))
     spans = record_spans()
     system = LocalSystem.load(in_process(args.drafter, args.dtype, args.threads, args.concurrency))
     print_header("set", "steps", "rho with accepted length", "rho with depth 1 accepted", "ECE")

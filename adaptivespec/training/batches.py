@@ -56,15 +56,19 @@ def collate(conversations: Sequence[Conversation], device: torch.device | str) -
     return Batch(*(part.to(device) for part in parts))
 
 
-def held_out(entry: Entry, share: float) -> bool:
+HELD_OUT = 0.02
+"""Share of the prompts that are kept from training."""
+
+
+def held_out(entry: Entry) -> bool:
     """Whether a conversation is kept from training: decided by its prompt, so that no other answer
     to the same prompt is trained on."""
-    return entry.prompt_hash < share * 2**32
+    return entry.prompt_hash < HELD_OUT * 2**32
 
 
 class Plan:
     """The batches of every pass over a corpus: entries of similar length, `budget` padded tokens at
-    most, in a new order every pass."""
+    most unless one alone is longer, in a new order every pass."""
 
     def __init__(self, entries: Sequence[Entry], budget: int, ranks: int, seed: int) -> None:
         """`ranks` processes take turns, each the same number of batches per pass."""
@@ -89,7 +93,8 @@ _WINDOW = 512
 
 
 def _pack(entries: Sequence[Entry], budget: int) -> list[list[Entry]]:
-    """Cut entries of ascending length into batches of at most `budget` padded tokens."""
+    """Cut entries of ascending length into batches of at most `budget` padded tokens; an entry that
+    is longer is a batch of its own."""
     batches: list[list[Entry]] = []
     for entry in entries:
         if not batches or (len(batches[-1]) + 1) * entry.length > budget:

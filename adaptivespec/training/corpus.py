@@ -1,5 +1,6 @@
 """Recorded conversations on disk: tokens and the target's hidden states, in shards."""
 
+import hashlib
 import os
 import zlib
 from collections.abc import Iterator
@@ -25,8 +26,9 @@ class Conversation:
     final: Tensor
 
 
-def write_shard(folder: Path, conversations: list[Conversation], skipped: list[int]) -> None:
-    """Write a shard, whole or not at all. `skipped`: ids of jobs that gave no conversation."""
+def write_shard(folder: Path, conversations: list[Conversation], skipped: list[int]) -> int:
+    """Write a shard, whole or not at all; returns its bytes. `skipped`: ids of jobs that gave no
+    conversation."""
     ids = [c.id for c in conversations]
     file = folder / f"shard-{min(ids + skipped):08d}.safetensors"
     tensors = {
@@ -41,6 +43,7 @@ def write_shard(folder: Path, conversations: list[Conversation], skipped: list[i
     unfinished = file.with_suffix(".tmp")
     save_file(tensors, unfinished)
     os.replace(unfinished, file)
+    return file.stat().st_size
 
 
 def done(folder: Path) -> set[int]:
@@ -86,6 +89,11 @@ class Corpus:
                 start += length
         self.entries.sort(key=lambda entry: entry.id)
 
+    def digest(self) -> str:
+        """Tells this set of conversations from others, by their prompts and lengths."""
+        known = [(e.id, e.length, e.prompt, e.prompt_hash) for e in self.entries]
+        return hashlib.sha256(repr(known).encode()).hexdigest()
+
     def read(self, entry: Entry) -> Conversation:
         rows = slice(entry.start, entry.start + entry.length)
         with safe_open(entry.file, "pt") as shard:
@@ -102,10 +110,13 @@ class Corpus:
 
     def answers(self) -> Iterator[Tensor]:
         """Answer tokens int32 [n] of every conversation, shard by shard."""
-        for file in {entry.file: None for entry in self.entries}:
+        by_file: dict[Path, list[Entry]] = {}
+        for entry in self.entries:
+            by_file.setdefault(entry.file, []).append(entry)
+        for file, entries in by_file.items():
             with safe_open(file, "pt") as shard:
                 tokens = shard.get_tensor("tokens")
-            for entry in (e for e in self.entries if e.file == file):
+            for entry in entries:
                 yield tokens[entry.start + entry.prompt : entry.start + entry.length]
 
 

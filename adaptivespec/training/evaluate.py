@@ -7,6 +7,9 @@ from adaptivespec.local import LocalSystem
 from adaptivespec.request import NOTHING_USED, GenerationRequest, Usage
 from adaptivespec.shape import Shape
 
+SHAPES = [Shape(3, 4, 4), Shape(7, 1, 8), Shape(5, 4, 16), Shape(6, 8, 32)]
+"""Measured unless others are named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:

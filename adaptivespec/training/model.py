@@ -22,8 +22,8 @@ from adaptivespec.training.loss import SoftCrossEntropy, SoftTargets
 
 @dataclass(frozen=True, slots=True)
 class Unrolled:
-    """loss: mean over the rows that count. hits, rows int64 [steps]: at every step, of how many
-    tokens, how many had the highest logit."""
+    """loss: weighted mean over the rows that count. rows int64 [steps]: how many count, by step;
+    hits int64 [steps]: of how many of them the highest logit is the text's token."""
 
     loss: Tensor
     hits: Tensor

@@ -36,7 +36,7 @@ def read_prompts(text: str) -> PromptSet:
     file = Path(name).expanduser()
     if not field or len(numbers) > 2 or not all(n.isdecimal() and int(n) > 0 for n in numbers):
         raise ConfigError(f"prompts {text!r}: not FILE:FIELD[:COUNT[:STEP]]")
-    count, step = [*map(int, numbers), None, 1][:2] if len(numbers) < 2 else map(int, numbers)
+    count, step = [*map(int, numbers), None, None][:2]
     try:
         with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
             rows = [line for line in lines if line.strip()]
@@ -73,6 +73,10 @@ class Excluded:
     def __init__(self, messages: Iterable[str] = ()) -> None:
         self._normal = {_normal(message) for message in messages} - {""}
         self._openings = {text[:_OPENING] for text in self._normal if len(text) >= _OPENING}
+
+    def normal_forms(self) -> list[str]:
+        """What identifies the messages, in an order of their own."""
+        return sorted(self._normal)
 
     def __contains__(self, message: str) -> bool:
         text = _normal(message)

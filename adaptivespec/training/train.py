@@ -31,8 +31,8 @@ class Recipe:
     unroll: steps of training-time test, in the first and the second half of the run. stride: of
     the chains that go on after their first step, one in `stride`. decay: weight of each further
     step. learning_rate of the layer, head_learning_rate of the output layer; both rise over
-    `warmup` steps and fall along a cosine. held_out: share of the prompts that are not trained on.
-    """
+    `warmup` steps and fall along a cosine. clip: largest norm of all gradients together. seed: of
+    the order of conversations and the choice of chains."""
 
     passes: float = 3.5
     tokens: int = 4096
@@ -43,12 +43,12 @@ class Recipe:
     head_learning_rate: float = 8e-4
     warmup: int = 50
     clip: float = 1.0
-    held_out: float = 0.02
     seed: int = 0
 
 
 class Trainer:
-    """The state of one run: model, optimiser and the number of steps done."""
+    """The state of one run: model, optimiser and the number of steps done. `conversations`: the
+    number of those that are trained on."""
 
     def __init__(
         self, head: TrainableHead, target_head: Tensor, corpus: Corpus, recipe: Recipe, ranks: Ranks
@@ -57,7 +57,8 @@ class Trainer:
         precision to train in. Raises ConfigError when the corpus makes no batch."""
         self.head, self.step = head, 0
         self._recipe, self._ranks, self._corpus = recipe, ranks, corpus
-        entries = [e for e in corpus.entries if not held_out(e, recipe.held_out)]
+        entries = [e for e in corpus.entries if not held_out(e)]
+        self.conversations = len(entries)
         self._plan = Plan(entries, recipe.tokens // ranks.world, ranks.world, recipe.seed)
         self._per_pass = len(self._plan.epoch(0)) // ranks.world
         self.steps = math.ceil(recipe.passes * self._per_pass)
@@ -83,6 +84,8 @@ class Trainer:
         checkpoint = folder / "checkpoint.pt"
         if checkpoint.exists():
             self._load(checkpoint)
+        if self._ranks.first:
+            _cut_log(folder / "log.jsonl", self.step)
         bar = tqdm(
             total=self.steps,
             initial=self.step,
@@ -160,8 +163,7 @@ class Trainer:
         if self._ranks.first:
             state = {
                 "step": self.step,
-                "steps": self.steps,
-                "recipe": asdict(self._recipe),
+                **self._identity(),
                 "head": self.head.state_dict(),
                 "optimiser": self._optimiser.state_dict(),
             }
@@ -170,11 +172,23 @@ class Trainer:
             os.replace(unfinished, checkpoint)
         self._ranks.wait()
 
+    def _identity(self) -> dict[str, Any]:
+        """What must not change between the parts of a run."""
+        return {
+            "steps": self.steps,
+            "recipe": asdict(self._recipe),
+            "processes": self._ranks.world,
+            "corpus": self._corpus.digest(),
+        }
+
     def _load(self, checkpoint: Path) -> None:
         """Raises ConfigError when the checkpoint is of another run."""
         state = torch.load(checkpoint, map_location=self._ranks.device, weights_only=True)
-        mine = {"steps": self.steps, "recipe": asdict(self._recipe)}
-        different = [f"{n} {state[n]} there, {v} now" for n, v in mine.items() if state[n] != v]
+        different = [
+            f"{name} {state.get(name)} there, {value} now"
+            for name, value in self._identity().items()
+            if state.get(name) != value
+        ]
         there, here = state["head"]["target_ids"], self.head.target_ids
         if not torch.equal(there, here):
             sizes = f"{len(there)} tokens there, {len(here)} now"
@@ -187,6 +201,14 @@ class Trainer:
         self.head.load_state_dict(state["head"])
         self._optimiser.load_state_dict(state["optimiser"])
         self.step = state["step"]
+
+
+def _cut_log(file: Path, step: int) -> None:
+    """Drop what was reported of steps after `step`: they are done again."""
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    kept = [line for line in lines if json.loads(line)["step"] <= step]
+    if len(kept) < len(lines):
+        file.write_text("".join(kept))
 
 
 class _Recent:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from adaptivespec.models.config import DecoderConfig
-from adaptivespec.models.decoder import eagle3_layers
+from adaptivespec.models.decoder import eagle3_layers, output_rows
 from adaptivespec.models.eagle3_config import HeadConfig
 from adaptivespec.models.layers import Weights
 
@@ -36,27 +36,33 @@ def head_config(target: DecoderConfig, draft_vocabulary: int) -> HeadConfig:
     )
 
 
-def draft_vocabulary(answers: Iterable[Tensor], size: int, vocabulary: int) -> Tensor:
-    """The `size` most frequent tokens of the answers, ascending int64; of equals the lower."""
-    total = torch.zeros(vocabulary, dtype=torch.int64)
+def count_tokens(answers: Iterable[Tensor], vocabulary: int) -> Tensor:
+    """How often the answers have every token, int64 [vocabulary]."""
+    counts = torch.zeros(vocabulary, dtype=torch.int64)
     for tokens in answers:
-        total += torch.bincount(tokens.long(), minlength=vocabulary)
-    order = torch.sort(total, descending=True, stable=True).indices
+        counts += torch.bincount(tokens.long(), minlength=vocabulary)
+    return counts
+
+
+def draft_vocabulary(counts: Tensor, size: int) -> Tensor:
+    """The `size` most frequent tokens, ascending int64; of equals the lower."""
+    order = torch.sort(counts, descending=True, stable=True).indices
     return order[:size].sort().values
 
 
-def warm_start(config: HeadConfig, target: Weights, target_ids: Tensor, seed: int) -> Weights:
+def warm_start(config: DecoderConfig, target: Weights, target_ids: Tensor, seed: int) -> Weights:
     """Weights of a head that begins as the target's last layer: it reads the last of the auxiliary
     states through `fc`, ignores the token but for some noise, and ends in the target's own norm
-    and rows of its output layer. `target` by Hugging Face's names."""
+    and rows of its output layer. `config` is the target's, `target` its weights by Hugging Face's
+    names."""
     chance = torch.Generator().manual_seed(seed)
-    hidden = config.layer.hidden_size
+    hidden = config.hidden_size
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(shape, generator=chance) * _NOISE
 
-    last = f"model.layers.{_last_layer(target)}."
-    output = target.get("lm_head.weight", target["model.embed_tokens.weight"])
+    last = f"model.layers.{config.layers - 1}."
+    output = output_rows(config, target)
     weights = {
         "fc.weight": torch.cat((noise(hidden, 2 * hidden), torch.eye(hidden)), 1),
         "midlayer.hidden_norm.weight": target[f"{last}input_layernorm.weight"],
@@ -72,8 +78,3 @@ def warm_start(config: HeadConfig, target: Weights, target_ids: Tensor, seed: in
     name = "post_attention_layernorm.weight"
     weights[f"midlayer.{name}"] = target[f"{last}{name}"]
     return {name: weight.float().cpu() for name, weight in weights.items()}
-
-
-def _last_layer(target: Weights) -> int:
-    numbers = (name.split(".")[2] for name in target if name.startswith("model.layers."))
-    return max(map(int, numbers))

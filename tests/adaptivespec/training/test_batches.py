@@ -3,12 +3,11 @@
 from collections import Counter
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptivespec.training.batches import _WINDOW, Plan, collate, held_out
+from adaptivespec.training.batches import _WINDOW, HELD_OUT, Plan, collate, held_out
 from adaptivespec.training.corpus import Corpus, Entry, write_shard
 from tests.adaptivespec.training.conversations import conversation
 
@@ -131,7 +130,7 @@ def test_answers_of_one_token_leave_nothing_to_predict() -> None:
 def test_all_answers_to_a_prompt_are_held_out_or_none(tmp_path: Path) -> None:
     texts = [
         conversation([prompt, 7], [answer, 8], hidden=1, number=10 * prompt + answer)
-        for prompt in range(60)
+        for prompt in range(600)
         for answer in range(3)
     ]
     write_shard(tmp_path, texts[::2], [])
@@ -139,13 +138,14 @@ def test_all_answers_to_a_prompt_are_held_out_or_none(tmp_path: Path) -> None:
     corpus = Corpus(tmp_path)
     by_prompt: dict[int, set[bool]] = {}
     for found in corpus.entries:
-        by_prompt.setdefault(corpus.prompt(found)[0], set()).add(held_out(found, 0.5))
-    assert len(by_prompt) == 60
+        by_prompt.setdefault(corpus.prompt(found)[0], set()).add(held_out(found))
+    assert len(by_prompt) == 600
     decisions = [decision for (decision,) in by_prompt.values()]
-    assert 15 < sum(decisions) < 45
+    assert 3 < sum(decisions) < 30
 
 
-@pytest.mark.parametrize(("share", "kept"), [(0.0, False), (1.0, True)])
-def test_shares_of_none_and_all(share: float, kept: bool) -> None:
-    for prompt_hash in (0, 2**31, 2**32 - 1):
-        assert held_out(Entry(Path("shard"), 0, 0, 5, 1, prompt_hash), share) == kept
+def test_the_lowest_two_percent_of_hashes_are_held_out() -> None:
+    bound = int(HELD_OUT * 2**32)
+    for prompt_hash in (0, bound - 1, bound + 1, 2**32 - 1):
+        found = Entry(Path("shard"), 0, 0, 5, 1, prompt_hash)
+        assert held_out(found) == (prompt_hash < bound)

@@ -17,7 +17,12 @@ from adaptivespec.models.eagle3 import load_head, load_projector
 from adaptivespec.models.layers import Weights
 from adaptivespec.models.loading import load_model
 from adaptivespec.training.export import export
-from adaptivespec.training.warm_start import draft_vocabulary, head_config, warm_start
+from adaptivespec.training.warm_start import (
+    count_tokens,
+    draft_vocabulary,
+    head_config,
+    warm_start,
+)
 from tests.decoders import states
 from tests.factories import ARCHITECTURES, VOCAB_SIZE, Architecture, write_hf_folder
 
@@ -47,7 +52,7 @@ def ids() -> torch.Tensor:
 def write_head(target: Target, ids: torch.Tensor, folder: Path) -> Weights:
     _, config, weights = target
     made = head_config(config, len(ids))
-    started = warm_start(made, weights, ids, seed=0)
+    started = warm_start(config, weights, ids, seed=0)
     export(folder, made, started, ids)
     return started
 
@@ -165,8 +170,7 @@ def test_begins_as_the_targets_last_layer(ids: torch.Tensor, tmp_path: Path) -> 
 
 def test_the_start_is_fixed_by_the_seed(target: Target, ids: torch.Tensor) -> None:
     _, config, weights = target
-    made = head_config(config, DRAFT_VOCAB)
-    first, second, other = (warm_start(made, weights, ids, seed) for seed in (0, 0, 1))
+    first, second, other = (warm_start(config, weights, ids, seed) for seed in (0, 0, 1))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["fc.weight"], other["fc.weight"])
     assert all(weight.dtype == torch.float32 for weight in first.values())
@@ -174,8 +178,10 @@ def test_the_start_is_fixed_by_the_seed(target: Target, ids: torch.Tensor) -> No
 
 def test_tied_embeddings_are_the_output_layer(ids: torch.Tensor, tmp_path: Path) -> None:
     _, config, weights = write_target(tmp_path, "llama", tied=True)
-    started = warm_start(head_config(config, DRAFT_VOCAB), weights, ids, seed=0)
-    assert torch.equal(started["lm_head.weight"], weights["model.embed_tokens.weight"][ids])
+    stray = {"lm_head.weight": torch.zeros_like(weights["model.embed_tokens.weight"])}
+    for stored in (weights, weights | stray):
+        started = warm_start(config, stored, ids, seed=0)
+        assert torch.equal(started["lm_head.weight"], weights["model.embed_tokens.weight"][ids])
 
 
 # -- the draft vocabulary -------------------------------------------------------------------------
@@ -183,7 +189,8 @@ def test_tied_embeddings_are_the_output_layer(ids: torch.Tensor, tmp_path: Path)
 
 def test_the_most_frequent_tokens_of_equals_the_lower() -> None:
     answers = [torch.tensor(tokens, dtype=torch.int32) for tokens in ([9, 9, 4], [9, 7, 4, 2])]
-    assert draft_vocabulary(answers, 1, 10).tolist() == [9]
-    assert draft_vocabulary(answers, 3, 10).tolist() == [2, 4, 9]
-    assert draft_vocabulary(answers, 6, 10).tolist() == [0, 1, 2, 4, 7, 9]
-    assert draft_vocabulary([], 2, 10).tolist() == [0, 1]
+    counts = count_tokens(answers, 10)
+    assert draft_vocabulary(counts, 1).tolist() == [9]
+    assert draft_vocabulary(counts, 3).tolist() == [2, 4, 9]
+    assert draft_vocabulary(counts, 6).tolist() == [0, 1, 2, 4, 7, 9]
+    assert draft_vocabulary(count_tokens([], 10), 2).tolist() == [0, 1]

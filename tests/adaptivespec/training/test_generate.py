@@ -2,16 +2,17 @@
 
 import itertools
 import string
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from adaptivespec.tokenizer import Tokenizer, load_tokenizer
 from adaptivespec.training.corpus import Conversation, Corpus, bytes_used, done
-from adaptivespec.training.generate import Generator, Job, generate
+from adaptivespec.training.generate import Generator, Job, Outcome, Skipped, generate
 from adaptivespec.training.prompts import Excluded, SelfWritten
 from tests.adaptivespec.training.plans import jobs_for, planned, texts
 from tests.decoders import greedy, states, tiny_decoder
@@ -80,7 +81,7 @@ def test_greedy_answers_are_those_of_plain_decoding(tokenizer: Tokenizer, slots:
     assert results.keys() == set(jobs)
     lengths = set()
     for job, conversation in results.items():
-        assert conversation is not None
+        assert isinstance(conversation, Conversation)
         assert job.message is not None
         prompt = chat(tokenizer, job.message)
         assert conversation.id == job.id
@@ -101,8 +102,8 @@ def test_sampled_answers_follow_their_seed(tokenizer: Tokenizer) -> None:
     answers = set()
     for job in jobs:
         ours, theirs = by_job[job], again[job]
-        assert ours is not None
-        assert theirs is not None
+        assert isinstance(ours, Conversation)
+        assert isinstance(theirs, Conversation)
         assert ours.tokens.tolist() == theirs.tokens.tolist()
         assert_recorded(ours)
         answers.add(tuple(ours.tokens.tolist()))
@@ -112,7 +113,8 @@ def test_sampled_answers_follow_their_seed(tokenizer: Tokenizer) -> None:
 def test_a_generator_can_be_used_again(generator: Generator) -> None:
     jobs = jobs_for(texts(7))
     first, second = (
-        {job.id: c.tokens.tolist() for job, c in generator.run(jobs) if c} for _ in range(2)
+        {job.id: c.tokens.tolist() for job, c in generator.run(jobs) if isinstance(c, Conversation)}
+        for _ in range(2)
     )
     assert first == second
     assert len(first) == 7
@@ -126,8 +128,9 @@ def test_too_long_prompts_are_skipped(tokenizer: Tokenizer, generator: Generator
     fits, too_long = ("7" * (MAX_PROMPT - frame + more) for more in (0, 1))
     assert len(chat(tokenizer, fits)) == MAX_PROMPT
     results = [(job.message, c) for job, c in generator.run(jobs_for([too_long, fits, too_long]))]
-    assert Counter(message for message, c in results if c is None) == {too_long: 2}
-    ((_, conversation),) = ((m, c) for m, c in results if c is not None)
+    skipped = [(message, c) for message, c in results if isinstance(c, Skipped)]
+    assert skipped == [(too_long, Skipped.PROMPT_TOO_LONG)] * 2
+    ((_, conversation),) = ((m, c) for m, c in results if isinstance(c, Conversation))
     assert conversation.prompt == MAX_PROMPT
     assert_recorded(conversation)
 
@@ -141,7 +144,7 @@ def test_the_target_writes_messages_and_answers_them(
 ) -> None:
     start = "Do "
     results = list(generator.run(self_written(120, start)))
-    written = [c for _, c in results if c is not None]
+    written = [c for _, c in results if isinstance(c, Conversation)]
     assert len(results) == 120
     assert 8 < len(written) < 120  # others did not end in time
     before = tokenizer.user_turn(start)
@@ -159,13 +162,34 @@ def test_the_target_writes_messages_and_answers_them(
     assert len(messages) > len(written) // 2
 
 
+def test_a_message_ends_where_the_template_says(tmp_path: Path) -> None:
+    """Also where that is no token that ends an answer: more messages end in time."""
+
+    def messages(end: str) -> list[str]:
+        folder = write_hf_folder(tmp_path / end)
+        hf = AutoTokenizer.from_pretrained(folder)
+        hf.add_tokens(["Q"])  # a letter that no other token has
+        hf.chat_template = "user\n{{ messages[0]['content'] }}" + end
+        hf.save_pretrained(folder)
+        tokenizer = load_tokenizer(str(folder))
+        results = [c for _, c in new_generator(tokenizer).run(self_written(120, "Do "))]
+        prompts = [c.tokens[: c.prompt].tolist() for c in results if isinstance(c, Conversation)]
+        texts = [tokenizer.decode(prompt).removesuffix("Q") for prompt in prompts]
+        return [text.removeprefix("user\n") for text in texts]
+
+    ended = messages("Q")
+    assert len(ended) > len(messages("<|im_end|>"))
+    assert not any("Q" in message for message in ended)
+
+
 def test_a_message_may_not_outgrow_the_longest_prompt(
     tokenizer: Tokenizer, generator: Generator
 ) -> None:
     frame = len(tokenizer.user_turn(""))
     for start in ("7" * (MAX_PROMPT - frame), "7" * MAX_PROMPT):
         results = list(generator.run(self_written(3, start)))
-        assert [conversation for _, conversation in results] == [None] * 3
+        reason = Skipped.UNFINISHED if len(start) < MAX_PROMPT else Skipped.PROMPT_TOO_LONG
+        assert [outcome for _, outcome in results] == [reason] * 3
 
 
 def test_written_messages_that_are_excluded_are_dropped(tokenizer: Tokenizer) -> None:
@@ -173,7 +197,9 @@ def test_written_messages_that_are_excluded_are_dropped(tokenizer: Tokenizer) ->
 
     def messages(excluded: Sequence[str]) -> dict[int, str]:
         results = new_generator(tokenizer, excluded).run(jobs)
-        return {job.id: message_of(tokenizer, c) for job, c in results if c is not None}
+        return {
+            job.id: message_of(tokenizer, c) for job, c in results if isinstance(c, Conversation)
+        }
 
     everything = messages([])
     unwanted = max(everything.values(), key=len)
@@ -199,9 +225,10 @@ def make(
     folder: Path,
     max_bytes: int = ALL_DISK,
     kind: type[Generator] = Generator,
+    quiet: bool = True,
 ) -> None:
-    generator = new_generator(tokenizer, kind=kind)
-    generate(generator, jobs, folder, shard=8, max_bytes=max_bytes, quiet=True)
+    new = partial(new_generator, tokenizer, kind=kind)
+    generate(new, jobs, folder, shard=8, max_bytes=max_bytes, quiet=quiet)
 
 
 def content(folder: Path) -> dict[int, list[int]]:
@@ -244,7 +271,7 @@ def test_going_on_gives_the_same_conversations(
 class Interrupted(Generator):
     """Ctrl-C comes after 21 jobs."""
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Conversation | None]]:
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Outcome]]:
         yield from itertools.islice(super().run(jobs), 21)
         raise KeyboardInterrupt
 
@@ -272,14 +299,14 @@ def test_it_stops_at_the_given_size(
     tokenizer: Tokenizer, complete: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     enough = bytes_used(complete) // 2
-    make(tokenizer, mixture(), tmp_path, enough)
+    make(tokenizer, mixture(), tmp_path, enough, quiet=False)
     shards = sorted(tmp_path.iterdir())
     largest = max(shard.stat().st_size for shard in shards)
     assert enough <= bytes_used(tmp_path) < enough + largest
     assert "stopping here" in capsys.readouterr().out
     assert done(tmp_path) < done(complete)
     # a training that is resumed finds the corpus that it began with
-    make(tokenizer, mixture(), tmp_path, enough)
+    make(tokenizer, mixture(), tmp_path, enough, quiet=False)
     assert sorted(tmp_path.iterdir()) == shards
     assert "stopping here" in capsys.readouterr().out
 

@@ -16,13 +16,16 @@ from adaptivespec.training.corpus import Conversation, Corpus, Entry, write_shar
 from adaptivespec.training.model import TrainableHead
 from adaptivespec.training.ranks import Ranks
 from adaptivespec.training.train import LOG_EVERY, Recipe, Trainer
-from adaptivespec.training.warm_start import draft_vocabulary, head_config, warm_start
+from adaptivespec.training.warm_start import (
+    count_tokens,
+    draft_vocabulary,
+    head_config,
+    warm_start,
+)
 from tests.adaptivespec.training.conversations import random_conversation
 from tests.factories import VOCAB_SIZE, tiny_model
 
-RECIPE = Recipe(
-    passes=2.5, tokens=300, unroll=(2, 4), learning_rate=2e-3, warmup=5, held_out=0.02, seed=1
-)
+RECIPE = Recipe(passes=2.5, tokens=300, unroll=(2, 4), learning_rate=2e-3, warmup=5, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +48,10 @@ def target() -> tuple[DecoderConfig, dict[str, torch.Tensor]]:
 
 def new_trainer(corpus: Corpus, recipe: Recipe = RECIPE, vocabulary: int = 300) -> Trainer:
     config, weights = target()
-    ids = draft_vocabulary(corpus.answers(), vocabulary, config.vocab_size)
+    ids = draft_vocabulary(count_tokens(corpus.answers(), config.vocab_size), vocabulary)
     made = head_config(config, vocabulary)
     embedding = weights["model.embed_tokens.weight"]
-    head = TrainableHead(made, warm_start(made, weights, ids, seed=0), embedding, ids)
+    head = TrainableHead(made, warm_start(config, weights, ids, seed=0), embedding, ids)
     return Trainer(head, embedding[ids], corpus, recipe, Ranks("cpu", threads=1))
 
 
@@ -67,10 +70,8 @@ class Recording(Corpus):
         return super().read(entry)
 
 
-def log_of(run: Path) -> dict[int, dict[str, Any]]:
-    """By step: what was reported last."""
-    lines = (run / "log.jsonl").read_text().splitlines()
-    return {entry["step"]: entry for entry in map(json.loads, lines)}
+def log_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def complete(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tr
 
 def passes(folder: Path) -> list[int]:
     """The number of batches of the first three passes."""
-    entries = [e for e in Corpus(folder).entries if not held_out(e, RECIPE.held_out)]
+    entries = [e for e in Corpus(folder).entries if not held_out(e)]
     plan = Plan(entries, RECIPE.tokens, 1, RECIPE.seed)
     return [len(plan.epoch(number)) for number in range(3)]
 
@@ -101,7 +102,7 @@ def test_every_pass_reads_all_that_is_not_held_out(folder: Path, tmp_path: Path)
     corpus = Recording(folder)
     trainer = new_trainer(corpus, replace(RECIPE, passes=1.0))
     trainer.run(tmp_path, save_every=100)
-    kept = {e.id for e in corpus.entries if held_out(e, RECIPE.held_out)}
+    kept = {e.id for e in corpus.entries if held_out(e)}
     assert len(kept) > 10
     assert sorted(corpus.seen) == sorted({e.id for e in corpus.entries} - kept)
 
@@ -115,6 +116,8 @@ def test_resumed_it_ends_where_it_would_have_ended(
     with pytest.raises(OSError, match="disk is gone"):
         stopped.run(tmp_path, save_every=LOG_EVERY)
     assert 0 < stopped.step < trainer.steps
+    with (tmp_path / "log.jsonl").open("a") as log:  # what the next checkpoint would have covered
+        log.write(json.dumps({"step": stopped.step + LOG_EVERY}) + "\n")
     resumed = new_trainer(Corpus(folder))
     resumed.run(tmp_path, save_every=LOG_EVERY)
     assert resumed.step == trainer.steps
@@ -126,8 +129,9 @@ def test_resumed_it_ends_where_it_would_have_ended(
 def test_it_reports_as_it_goes(complete: tuple[Trainer, Path]) -> None:
     trainer, run = complete
     log = log_of(run)
-    assert list(log) == [*range(LOG_EVERY, trainer.steps, LOG_EVERY), trainer.steps]
-    first, last = log[LOG_EVERY], log[trainer.steps]
+    reported = [entry["step"] for entry in log]
+    assert reported == [*range(LOG_EVERY, trainer.steps, LOG_EVERY), trainer.steps]
+    first, *_, last = log
     assert (len(first["top1"]), len(last["top1"])) == RECIPE.unroll
     assert last["loss"] < first["loss"]
 
@@ -166,6 +170,17 @@ def test_a_checkpoint_of_another_run_is_refused(
     with pytest.raises(ConfigError, match=named) as caught:
         other.run(run, save_every=20)
     assert str(run / "checkpoint.pt") in str(caught.value)
+
+
+def test_a_checkpoint_of_another_corpus_is_refused(
+    folder: Path, complete: tuple[Trainer, Path], tmp_path: Path
+) -> None:
+    for shard in folder.iterdir():
+        (tmp_path / shard.name).symlink_to(shard)
+    write_shard(tmp_path, [random_conversation(2, 2, 32, VOCAB_SIZE, number=1100)], [])
+    _, run = complete
+    with pytest.raises(ConfigError, match=r"corpus \w{64} there, \w{64} now"):
+        new_trainer(Corpus(tmp_path)).run(run, save_every=20)
 
 
 def test_too_few_conversations(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from adaptivespec.shape import Shape
 from adaptivespec.training.batches import held_out
 from adaptivespec.training.corpus import Corpus
 from adaptivespec.training.evaluate import Measurement, measure
-from adaptivespec.training.train import Recipe
 from tests.factories import write_hf_folder
 
 WORDS = ("the", "quick", "brown", "fox", "def", "add", "left", "right", "return", "range", "print")
@@ -28,6 +27,7 @@ PROMPTS, OWN = 400, 40
 EXCLUDED = "the quick brown fox"
 START = "Do "
 SHAPE = Shape(4, 1, 5)
+MAX_ANSWER = 64
 PATIENCE_S = 300
 
 
@@ -52,7 +52,7 @@ class Workshop:
             f"--exclude={self.folder}/excluded.jsonl:text",
             "--slots=4",
             "--max-prompt=48",
-            "--max-answer=64",
+            f"--max-answer={MAX_ANSWER}",
             "--tokens-per-step=1024",
             "--unroll=3,5",
             "--learning-rate=5e-3",
@@ -71,9 +71,10 @@ class Workshop:
             "target": one,
             "drafter": {"kind": "eagle3", "path": str(head)} | one,
         }
-        kept = {e.prompt_hash: e for e in corpus.entries if held_out(e, Recipe().held_out)}
+        kept = {e.prompt_hash: e for e in corpus.entries if held_out(e)}
         prompts = [corpus.prompt(entry) for entry in kept.values()]
-        return measure(LocalSystem.load(load_settings(settings)), prompts, SHAPE)
+        system = LocalSystem.load(load_settings(settings))
+        return measure(system, prompts, SHAPE, max_tokens=MAX_ANSWER)
 
 
 def new_workshop(folder: Path) -> Workshop:
