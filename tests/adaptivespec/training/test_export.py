@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from adaptivespec.errors import ConfigError
 from adaptivespec.models.attention import Segment
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.decoder import Decoder
@@ -182,6 +183,11 @@ def test_tied_embeddings_are_the_output_layer(ids: torch.Tensor, tmp_path: Path)
     for stored in (weights, weights | stray):
         started = warm_start(config, stored, ids, seed=0)
         assert torch.equal(started["lm_head.weight"], weights["model.embed_tokens.weight"][ids])
+
+
+def test_a_target_of_one_layer_has_none_for_a_head_to_read(target: Target) -> None:
+    with pytest.raises(ConfigError, match="two layers or more"):
+        head_config(replace(target[1], layers=1), DRAFT_VOCAB)
 
 
 # -- the draft vocabulary -------------------------------------------------------------------------
