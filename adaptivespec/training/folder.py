@@ -29,7 +29,7 @@ def begin(
     number: raises ConfigError naming what differs when the folder was begun with other `options` or
     messages."""
     file = folder / PLAN
-    messages = hashlib.sha256(repr((jobs, excluded.normal_forms())).encode()).hexdigest()
+    messages = hashlib.sha256(repr((jobs, excluded.normal_forms())).encode()).hexdigest()[:16]
     mine = options | {"messages_sha256": messages}
     if file.exists():
         there = json.loads(file.read_text())

@@ -179,7 +179,7 @@ def test_a_checkpoint_of_another_corpus_is_refused(
         (tmp_path / shard.name).symlink_to(shard)
     write_shard(tmp_path, [random_conversation(2, 2, 32, VOCAB_SIZE, number=1100)], [])
     _, run = complete
-    with pytest.raises(ConfigError, match=r"corpus \w{64} there, \w{64} now"):
+    with pytest.raises(ConfigError, match=r"corpus \w{16} there, \w{16} now"):
         new_trainer(Corpus(tmp_path)).run(run, save_every=20)
 
 
