@@ -64,6 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=arguments.temperature, default=0.7, help="of sampled answers")
     add("--max-disk-gb", type=arguments.above_zero, default=25.0, help="stop at so much data")
     add = parser.add_argument_group("train").add_argument
+    add(
+        "--after",
+        type=Path,
+        metavar="OUTPUT",
+        help="of an earlier run: train on its conversations too, beginning with its head and its "
+        f"draft vocabulary (default: begin with the target's own parts){_LISTED}",
+    )
     add("--draft-vocabulary", type=arguments.positive, default=16384, help="tokens kept")
     add(
         "--passes", type=arguments.above_zero, default=_RECIPE.passes, help="over all conversations"
@@ -121,7 +128,8 @@ def train_eagle3(args: argparse.Namespace) -> int:
             run_generate(args, ranks)
             ranks.wait()
         if "train" in stages:
-            corpus = folder.corpus_of(args.output, args.model)
+            earlier = [args.after] if args.after else []
+            corpus = folder.corpus_of(args.model, args.output, *earlier)
             if "evaluate" in stages:
                 kept(corpus)  # what it would complain of after hours
             run_train(args, corpus, ranks)

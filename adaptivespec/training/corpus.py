@@ -73,11 +73,11 @@ class Entry:
 
 
 class Corpus:
-    """Reads conversations of a folder one by one; nothing but an index is kept in memory."""
+    """Reads conversations of folders one by one; nothing but an index is kept in memory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, *folders: Path) -> None:
         self.entries: list[Entry] = []
-        for file in _files(folder):
+        for file in (file for folder in folders for file in _files(folder)):
             with safe_open(file, "pt") as shard:
                 columns = [shard.get_tensor(n).tolist() for n in ("ids", "lengths", "prompts")]
                 tokens = shard.get_tensor("tokens").numpy() if columns[0] else None

@@ -46,19 +46,21 @@ def begin(
     ranks.wait()
 
 
-def corpus_of(folder: Path, model: str) -> Corpus:
-    """The conversations that `model` recorded. Raises ConfigError when there are none, or they are
-    another model's."""
-    file = folder / PLAN
-    if not file.exists():
-        raise ConfigError(f"{folder}: no {PLAN}; run the stage generate first")
-    recorded = json.loads(file.read_text())["model"]
-    if recorded != model:
-        raise ConfigError(f"--model: {model}, but {folder} holds conversations of {recorded}")
-    corpus = Corpus(folder / "corpus")
-    if not corpus.entries:
-        raise ConfigError(f"{folder / 'corpus'}: no conversations; run the stage generate first")
-    return corpus
+def corpus_of(model: str, *folders: Path) -> Corpus:
+    """The conversations that `model` recorded in all folders. Raises ConfigError when one of them
+    has none, or another model's."""
+    for folder in folders:
+        file = folder / PLAN
+        if not file.exists():
+            raise ConfigError(f"{folder}: no {PLAN}; run the stage generate first")
+        recorded = json.loads(file.read_text())["model"]
+        if recorded != model:
+            raise ConfigError(f"--model: {model}, but {folder} holds conversations of {recorded}")
+        if not Corpus(folder / "corpus").entries:
+            raise ConfigError(
+                f"{folder / 'corpus'}: no conversations; run the stage generate first"
+            )
+    return Corpus(*(folder / "corpus" for folder in folders))
 
 
 def write_json(file: Path, value: dict[str, Any]) -> None:

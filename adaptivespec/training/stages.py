@@ -25,6 +25,7 @@ from adaptivespec.training.train import Recipe, Trainer
 from adaptivespec.training.warm_start import (
     count_tokens,
     draft_vocabulary,
+    earlier_head,
     head_config,
     warm_start,
 )
@@ -114,12 +115,15 @@ def _chat_tokenizer(args: argparse.Namespace) -> Tokenizer:
 def run_train(args: argparse.Namespace, corpus: Corpus, ranks: Ranks) -> None:
     """Train on what `generate` recorded, and write the result to `head`."""
     config, weights = load_model(args.model, torch.bfloat16)  # of which little goes to the device
-    size = min(args.draft_vocabulary, config.vocab_size)
     counts = count_tokens(corpus.answers(), config.vocab_size)
-    ids = draft_vocabulary(counts, size)
+    if args.after:
+        ids, start = earlier_head(args.after / "head", config)
+    else:
+        ids = draft_vocabulary(counts, min(args.draft_vocabulary, config.vocab_size))
+        start = warm_start(config, weights, ids, args.seed)
     head = TrainableHead(
-        head_config(config, size),
-        warm_start(config, weights, ids, args.seed),
+        head_config(config, len(ids)),
+        start,
         weights["model.embed_tokens.weight"].to(ranks.device),
         ids,
     ).to(ranks.device)
@@ -162,7 +166,7 @@ def run_evaluate(args: argparse.Namespace) -> None:
     head, file = args.output / "head", args.output / "evaluation.json"
     if not (head / "model.safetensors").exists():
         raise ConfigError(f"{head}: no head; run the stage train first")
-    corpus = folder.corpus_of(args.output, args.model)
+    corpus = folder.corpus_of(args.model, args.output)
     prompts = [corpus.prompt(entry) for entry in kept(corpus)[: args.evaluation_prompts]]
     max_tokens = min(128, args.max_answer)
     compute = {"threads": args.threads, "device": args.device}

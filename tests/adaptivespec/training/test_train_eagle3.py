@@ -22,6 +22,7 @@ from adaptivespec.training.train import LOG_EVERY
 from adaptivespec.training.warm_start import head_config, warm_start
 from tests.adaptivespec.training.workshop import (
     EXCLUDED,
+    MAX_ANSWER,
     OWN,
     PATIENCE_S,
     PROMPTS,
@@ -140,6 +141,22 @@ def test_the_head_accepts_more_than_where_it_began(workshop: Workshop, run: Run)
     shown = evaluation["shapes"][",".join(map(str, SHAPE))]
     assert shown["acceptance_length"] == round(after.usage.mean_acceptance_length, 3)
     assert shown["by_depth"] == [round(share, 3) for share in after.by_depth]
+
+
+def test_a_later_run_begins_where_an_earlier_one_ended(workshop: Workshop, run: Run) -> None:
+    """With other conversations beside the earlier ones, and the earlier head."""
+    output = workshop.folder / "later"
+    options = ["--seed=1", "--passes=1", f"--after={run.output}"]
+    command = workshop.command(output, *options, prompts=40)
+    assert main([*command, "--stage=generate", "--stage=train"]) == 0
+    first, later = log_of(run.output)[0], log_of(output)[0]
+    assert later["top1"][0] > first["top1"][0]
+    heads = [load_head(str(o / "head"), workshop.model) for o in (run.output, output)]
+    assert heads[0].target_ids.equal(heads[1].target_ids)
+    own = len(Corpus(output / "corpus").entries)
+    both = len(Corpus(output / "corpus", run.output / "corpus").entries)
+    assert both == own + len(run.corpus.entries)
+    assert checkpoint_of(output)["steps"] > own * MAX_ANSWER / 1024
 
 
 def test_what_is_complete_is_not_done_again(workshop: Workshop, run: Run) -> None:
