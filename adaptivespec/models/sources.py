@@ -1,4 +1,4 @@
-"""Where models come from: a Hugging Face folder, a hub id, a GGUF file, or the packaged model."""
+"""Where models come from: a Hugging Face folder, a hub id, a GGUF file, or a package."""
 
 import importlib.util
 import json
@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
-from adaptivespec.config import PACKAGED
+from adaptivespec.config import PACKAGED, PACKAGED_HEAD
 from adaptivespec.errors import ConfigError
 from adaptivespec.models.gguf import GGUF
 
@@ -20,6 +20,8 @@ def resolve(path: str, *, weights: bool = True) -> Path:
     cache, without its weights if `weights` is false. Raises ConfigError saying what was tried."""
     if path == PACKAGED:
         return _packaged()
+    if path == PACKAGED_HEAD:
+        return Path(__file__).parents[1] / "heads" / PACKAGED_HEAD
     local = Path(path).expanduser()
     if local.is_dir() or (local.is_file() and local.suffix == ".gguf"):
         return local

@@ -20,7 +20,7 @@ from adaptivespec.shape import Shape
 def test_everything_has_a_default() -> None:
     settings = load_settings({})
     assert settings.model.path == "smollm2"
-    assert isinstance(settings.drafter, LookupSettings)
+    assert settings.drafter == EagleSettings(path="smollm2-eagle3")
     assert isinstance(settings.policy, DCSPolicy)
     assert settings.kappa == 0.2
 
@@ -29,7 +29,14 @@ def test_the_shipped_configuration_is_valid() -> None:
     file = Path(__file__).parents[2] / "serve_config.yaml"
     (application,) = yaml.safe_load(file.read_text())["applications"]
     settings = load_settings(application["args"])
-    assert (settings.drafter_kind, settings.policy_kind, settings.kappa) == ("lookup", "dcs", 0.2)
+    assert (settings.drafter_kind, settings.policy_kind, settings.kappa) == ("eagle3", "dcs", 0.2)
+
+
+def test_the_packaged_head_is_the_default_of_the_packaged_model_only() -> None:
+    other = {"model": {"path": "some/model"}}
+    assert isinstance(load_settings(other).drafter, LookupSettings)
+    assert load_settings(other | {"drafter": None}).drafter is None
+    assert load_settings(other | {"drafter": {"kind": "eagle3"}}).drafter_kind == "eagle3"
 
 
 def test_alternatives_are_told_apart_by_kind() -> None:
@@ -62,7 +69,7 @@ def test_alternatives_are_told_apart_by_kind() -> None:
         ({"target": {"compute": {"device": "tpu"}}}, ["target.compute.device", "'tpu'", "cuda"]),
         ({"target": {"compute": {"device": "cuda"}}}, ["target.compute", "'cuda'", "num_gpus"]),
         ({"drafter": {"kind": "medusa"}}, ["drafter.kind", "'medusa'", "lookup, eagle3, lm"]),
-        ({"drafter": {"kind": "eagle3"}}, ["drafter", "path"]),
+        ({"drafter": {"kind": "lm"}}, ["drafter", "path"]),
         ({"drafter": {"kind": "lookup", "min_ngram": 9}}, ["drafter.min_ngram", "9", "3"]),
         ({"policy": {"kind": "magic"}}, ["policy.kind", "'magic'", "static, dcs"]),
         ({"policy": {"kind": "static", "shape": [3, 4]}}, ["policy.shape", "[3, 4]"]),

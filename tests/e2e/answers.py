@@ -14,9 +14,6 @@ from tests.smollm2 import chat, greedy, tokenizer
 COUNTING = "1, 2, 3, 4,"
 """Goes on without an end, and repeats itself enough for drafters without a model of the world."""
 
-ZEROS = "0" * 32
-"""Goes on with one token for ever, all but at once."""
-
 
 class Answer(NamedTuple):
     """What must not depend on speculation, and what tells that there was some."""

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.drafters import write_lens_head
 from tests.e2e.server import Server, application
 from tests.smollm2 import save_shallow_lm
 
@@ -17,8 +16,7 @@ LM_RUNNING, LM_QUEUED = 2, 1
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("drafters")
-    lm, head = save_shallow_lm(folder / "lm"), write_lens_head(folder / "eagle3")
+    lm = save_shallow_lm(tmp_path_factory.mktemp("lm"))
     applications = [
         application("lookup", target={"max_running": 16}),
         application(
@@ -26,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             drafter={"kind": "lm", "path": str(lm), "dtype": "float32"},
             target={"max_running": LM_RUNNING, "max_queued": LM_QUEUED},
         ),
-        application("eagle3", drafter={"kind": "eagle3", "path": str(head), "dtype": "float32"}),
+        application("eagle3", drafter={"kind": "eagle3", "dtype": "float32"}),
     ]
     with Server(applications) as server:
         server.wait_until_ready()
