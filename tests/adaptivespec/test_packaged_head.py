@@ -40,10 +40,10 @@ def test_it_is_made_for_the_packaged_model() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "least"),
-    [(Shape(3, 4, 4), 2.0), (Shape(7, 1, 8), 2.0), (Shape(5, 4, 16), 2.6)],
+    [(Shape(3, 4, 4), 1.75), (Shape(7, 1, 8), 1.75), (Shape(5, 4, 16), 2.3)],
 )
 def test_its_drafts_are_accepted(system: LocalSystem, shape: Shape, least: float) -> None:
-    """Well below what the model card says, for these are other prompts, and few."""
+    """Less than what the model card says: these prompts are few, and have short answers."""
     measured = measure(system, [chat(prompt) for prompt in PROMPTS], shape, max_tokens=64)
     assert measured.usage.mean_acceptance_length >= least
 
