@@ -5,6 +5,7 @@ import hashlib
 import json
 
 import torch
+from tqdm import tqdm
 
 from adaptivespec.config import load_settings
 from adaptivespec.errors import ConfigError, RequestError
@@ -185,7 +186,8 @@ def run_evaluate(args: argparse.Namespace) -> None:
     results = json.loads(file.read_text()) if file.exists() else {}
     if results.get("sha256") != digest:
         results = {"sha256": digest, "prompts": len(prompts), "shapes": {}}
-    for shape in args.shape or SHAPES:
+    bar = tqdm(args.shape or SHAPES, desc="evaluate", unit="shape")
+    for shape in bar:
         name = ",".join(map(str, shape))
         if name not in results["shapes"]:
             measured = measure(system, prompts, shape, max_tokens=max_tokens)
@@ -194,4 +196,4 @@ def run_evaluate(args: argparse.Namespace) -> None:
                 "by_depth": [round(share, 3) for share in measured.by_depth],
             }
             folder.write_json(file, results)
-        print(f"evaluate: {name}: {results['shapes'][name]}", flush=True)
+        bar.write(f"evaluate: {name}: {results['shapes'][name]}")
