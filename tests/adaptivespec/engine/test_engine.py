@@ -176,7 +176,7 @@ def test_states_of_accepted_nodes_are_those_of_a_fresh_prefill() -> None:
 
 def test_states_need_layers_that_exist() -> None:
     with pytest.raises(ConfigError, match="2 layers"):
-        TargetEngine(tiny_decoder(), 16, lambda x: x)
+        TargetEngine(tiny_decoder(), 16, lambda x: x, aux_layers=(0, 1, 2))
 
 
 def test_closing_frees_the_cache() -> None:
