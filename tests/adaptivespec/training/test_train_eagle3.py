@@ -195,7 +195,11 @@ def test_other_prompts_are_evaluated_anew(workshop: Workshop, run: Run) -> None:
         (["--stage=train", "--draft-vocabulary=99"], "draft vocabulary"),
         (["--prompts=/no/such.jsonl:text"], "/no/such.jsonl"),
         (["--self-written=some"], "'some'"),
-        (["--device=cuda"], "no CUDA device 0, torch sees 0"),
+        pytest.param(
+            ["--device=cuda"],
+            "no CUDA device 0, torch sees 0",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
     ],
 )
 def test_another_run_in_the_same_folder_is_refused(
@@ -205,8 +209,6 @@ def test_another_run_in_the_same_folder_is_refused(
     options: list[str],
     named: str,
 ) -> None:
-    if "cuda" in options[0] and torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
     before = digests(run.output / "corpus"), digests(run.output / "head")
     assert main(workshop.command(run.output, *options)) == 2
     assert_one_line(capsys.readouterr().err, named)
