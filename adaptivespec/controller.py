@@ -11,24 +11,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import count
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from adaptivespec.acceptance import accept
-from adaptivespec.drafters.base import Extension
-from adaptivespec.errors import DrafterLost, Overloaded, RequestError, TargetLost
+from adaptivespec.drafting import Drafting, choose_shapes, expect
+from adaptivespec.errors import DrafterLost, Overloaded, TargetLost
 from adaptivespec.limits import Limits
 from adaptivespec.messages import (
     AcceptedPath,
     Chunk,
-    Confidence,
-    Draft,
-    DraftCommit,
-    Drafted,
-    DraftOpen,
-    Failed,
     Ping,
     Pong,
-    StateRows,
     TargetCommit,
     TargetOpen,
     UseLink,
@@ -73,16 +66,6 @@ class _Plan(NamedTuple):
         return self.drafting + self.plain
 
 
-Answer = TypeVar("Answer")
-
-
-def _expect(kind: type[Answer], answer: object, lost: type[Exception]) -> Answer:
-    """The answer, if it is of the kind that is due; a `Failed` and any other raise `lost`."""
-    if isinstance(answer, kind):
-        return answer
-    raise lost(answer.reason if isinstance(answer, Failed) else f"{answer!r} is out of turn")
-
-
 class Controller:
     """Continuous batching of prefill, drafting and verification over all running requests."""
 
@@ -98,8 +81,7 @@ class Controller:
         self.limits = limits
         self.times: deque[StepTimes] = deque(maxlen=1024)
         self._target = target
-        self._drafter: DraftPort | None = None
-        self._needs_states = False
+        self._drafting: Drafting | None = None
         self._tokenizer = tokenizer
         self._policy = policy
         self._max_promotions = max_promotions
@@ -117,19 +99,7 @@ class Controller:
     def submit(self, request: GenerationRequest, sink: Sink) -> int:
         """Queue a request; its deltas go to `sink` from within `step`. Returns its id. Raises
         Overloaded when the queue is full, RequestError when it can never fit."""
-        prompt, wanted = len(request.prompt), len(request.prompt) + request.max_tokens
-        if not prompt:
-            raise RequestError("the prompt is empty", "prompt")
-        if not 0 <= min(request.prompt) <= max(request.prompt) < self.limits.vocab_size:
-            raise RequestError(
-                f"prompt: token ids must be from 0 to {self.limits.vocab_size - 1}", "prompt"
-            )
-        if wanted > self.limits.longest:
-            raise RequestError(
-                f"{prompt} prompt tokens and max_tokens {request.max_tokens} make {wanted}; "
-                f"at most {self.limits.longest} fit",
-                "max_tokens",
-            )
+        self.limits.check(request)
         output = OutputStream(
             self._tokenizer,
             stop=request.stop,
@@ -141,7 +111,7 @@ class Controller:
             request,
             output,
             self._policy.signals(),
-            wanted + self.limits.max_nodes,
+            len(request.prompt) + request.max_tokens + self.limits.max_nodes,
             sink,
         )
         self._waiting.append(sequence)
@@ -212,13 +182,13 @@ class Controller:
         except DrafterLost as error:
             self._lose_drafter(error)
             return
-        self._drafter, self._needs_states = drafter, needs_states
+        self._drafting = Drafting(drafter, needs_states, self.limits.max_state_rows)
 
     def detach(self) -> None:
         """Go on without the drafter."""
-        if self._drafter is not None:
-            self._drafter.close()
-        self._drafter = None
+        if self._drafting is not None:
+            self._drafting.close()
+        self._drafting = None
         for sequence in self._running.values():
             sequence.fed = 0
 
@@ -229,12 +199,11 @@ class Controller:
     def ping(self) -> tuple[Pong, Pong | None]:
         """Ask both sides what they hold. Raises TargetLost; a lost drafter is detached."""
         self._target.post(Ping())
-        target = _expect(Pong, self._target.reply(), TargetLost)
+        target = expect(Pong, self._target.reply(), TargetLost)
         drafter = None
-        if self._drafter is not None:
+        if self._drafting is not None:
             try:
-                self._drafter.post(Ping())
-                drafter = _expect(Pong, self._drafter.reply(), DrafterLost)
+                drafter = self._drafting.ping()
             except DrafterLost as error:
                 self._lose_drafter(error)
         return target, drafter
@@ -279,18 +248,19 @@ class Controller:
         what it lacks: new tokens, prompt chunks, or everything after its return. Returns the
         seconds that the drafter computed."""
         drafter_s = 0.0
-        feeds = self._feeds()
+        drafting = self._drafting
+        feeds = drafting.feeds(self._running.values()) if drafting else []
         commit = TargetCommit(
             closed=[s.id for s in self._closed],
             opened=[TargetOpen(s.id, s.capacity, s.request.sampling) for s in self._opened],
             paths=[AcceptedPath(s.id, s.unsettled) for s in self._running.values() if s.unsettled],
-            states=[rows for _, rows in feeds] if self._needs_states else [],
+            states=[rows for _, rows in feeds] if drafting and drafting.needs_states else [],
         )
         if commit.closed or commit.opened or commit.paths or commit.states:
             self._target.post(commit)
-        if self._drafter is not None:
+        if drafting is not None:
             try:
-                drafter_s = self._extend_drafter(self._drafter, feeds)
+                drafter_s = drafting.extend(feeds, [s.id for s in self._closed if s.drafts])
             except DrafterLost as error:
                 self._lose_drafter(error)
         for sequence in self._running.values():
@@ -298,33 +268,6 @@ class Controller:
         self._opened.clear()
         self._closed.clear()
         return drafter_s
-
-    def _feeds(self) -> list[tuple[Sequence, StateRows]]:
-        if self._drafter is None:
-            return []
-        feeds, budget = [], self.limits.max_state_rows
-        # Those that lack least go first: running answers keep their speculation while a prompt, or
-        # all that a new drafter has to catch up with, streams in.
-        wanting = [s for s in self._running.values() if s.drafts and s.cached]
-        for sequence in sorted(wanting, key=lambda s: s.cached - s.fed):
-            rows = sequence.unfed(budget)
-            if rows.stop > rows.start:
-                feeds.append((sequence, rows))
-                budget -= rows.stop - rows.start
-        return feeds
-
-    def _extend_drafter(self, drafter: DraftPort, feeds: list[tuple[Sequence, StateRows]]) -> float:
-        closed = [s.id for s in self._closed if s.drafts]
-        if not feeds and not closed:
-            return 0.0
-        extensions = [Extension(s.id, s.tokens[r.start + 1 : r.stop + 1]) for s, r in feeds]
-        opened = [DraftOpen(s.id, s.tokens[0], s.capacity) for s, r in feeds if r.start == 0]
-        drafter.post(DraftCommit(closed, opened, extensions))
-        confidence = _expect(Confidence, drafter.reply(), DrafterLost)
-        for (sequence, rows), value in zip(feeds, confidence.values, strict=True):
-            sequence.fed = rows.stop + 1
-            sequence.signals.confidence = value
-        return confidence.seconds
 
     def _next_chunks(self) -> list[Chunk]:
         """The next prompt tokens of prefilling requests, first come first served."""
@@ -341,19 +284,8 @@ class Controller:
     def _plan(self) -> _Plan:
         """Which requests draft, in what shapes, and which decode plainly in this step."""
         decoding = [s for s in self._running.values() if s.decoding]
-        ready = [s for s in decoding if s.fed == len(s.tokens) and s.signals.confidence > 0]
-        by_policy = iter(
-            self._policy.shapes([s.signals for s in ready if s.request.mode == "adaptive"])
-        )
         plan = _Plan([], [], [])
-        shapes = {
-            s.id: next(by_policy)
-            if s.request.mode == "adaptive"
-            else s.request.shape or self._policy.start
-            for s in ready
-        }
-        for sequence in decoding:
-            shape = sequence.fit(shapes.get(sequence.id, NO_DRAFT))
+        for sequence, shape in zip(decoding, choose_shapes(self._policy, decoding), strict=True):
             self._trace.planned(sequence, shape)
             if shape == NO_DRAFT:
                 plan.plain.append(sequence)
@@ -367,28 +299,28 @@ class Controller:
         here costs its trees and nothing else. Also returns the seconds that the drafter
         computed."""
         drafter_s = 0.0
-        if plan.drafting and self._drafter is not None:
+        if plan.drafting and self._drafting is not None:
             traces = self._trace.contexts(plan.drafting)
             try:
-                self._drafter.post(Draft([s.id for s in plan.drafting], plan.shapes, traces))
+                self._drafting.draft([s.id for s in plan.drafting], plan.shapes, traces)
             except DrafterLost as error:
                 self._lose_drafter(error)
         self._target.post(
             Verify(
                 requests=[s.id for s in plan.batch],
                 roots=[s.tokens[-1] for s in plan.batch],
-                drafted=len(plan.drafting) if self._drafter else 0,
+                drafted=len(plan.drafting) if self._drafting else 0,
                 nodes=max((s.nodes for s in plan.shapes), default=1),
                 chunks=chunks,
                 traces=self._trace.contexts(self._running.values()),
             )
         )
-        verified = _expect(Verified, self._target.reply(), TargetLost)
-        if plan.drafting and self._drafter is not None:
+        verified = expect(Verified, self._target.reply(), TargetLost)
+        if plan.drafting and self._drafting is not None:
             try:
                 if verified.link_down:
                     raise DrafterLost(verified.link_down)
-                drafter_s = _expect(Drafted, self._drafter.reply(), DrafterLost).seconds
+                drafter_s = self._drafting.drafted()
             except DrafterLost as error:
                 self._lose_drafter(error)
         return verified, drafter_s

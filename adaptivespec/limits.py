@@ -3,7 +3,9 @@
 from typing import NamedTuple, Self
 
 from adaptivespec.config import Settings
+from adaptivespec.errors import RequestError
 from adaptivespec.models.config import DecoderConfig
+from adaptivespec.request import GenerationRequest
 
 
 class Limits(NamedTuple):
@@ -36,3 +38,19 @@ class Limits(NamedTuple):
     def longest(self) -> int:
         """The largest prompt + max_tokens that can ever be served."""
         return min(self.context, self.kv_tokens - self.max_nodes)
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raises RequestError, naming the field, for a request that can never be served."""
+        prompt, wanted = len(request.prompt), len(request.prompt) + request.max_tokens
+        if not prompt:
+            raise RequestError("the prompt is empty", "prompt")
+        if not 0 <= min(request.prompt) <= max(request.prompt) < self.vocab_size:
+            raise RequestError(
+                f"prompt: token ids must be from 0 to {self.vocab_size - 1}", "prompt"
+            )
+        if wanted > self.longest:
+            raise RequestError(
+                f"{prompt} prompt tokens and max_tokens {request.max_tokens} make {wanted}; "
+                f"at most {self.longest} fit",
+                "max_tokens",
+            )

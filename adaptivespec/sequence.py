@@ -3,22 +3,18 @@
 from collections.abc import Callable
 
 from adaptivespec.acceptance import Acceptance
-from adaptivespec.messages import StateRows
+from adaptivespec.drafting import DraftedSequence
 from adaptivespec.output import OutputStream
 from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
-from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.signals import Signals
 
 Sink = Callable[[Delta | Exception], None]
 """Receives a request's deltas, the last with a finish reason, or one exception that ends it."""
 
 
-class Sequence:
-    """Tokens, cache positions and counts of one request.
+class Sequence(DraftedSequence):
+    """One running request: its tokens, its answer so far, and its counts.
 
-    tokens   prompt and committed output; the last one is the root of the next tree
-    cached   positions in the target's cache: prompt rows done, then always len(tokens) - 1
-    fed      tokens that the drafter holds; 0 when it does not know the request
     unsettled  accepted nodes of the last tree that the target has not been told yet
     """
 
@@ -31,15 +27,18 @@ class Sequence:
         capacity: int,
         sink: Sink,
     ) -> None:
-        self.id = id
+        super().__init__(
+            id,
+            list(request.prompt),
+            request.max_tokens,
+            capacity,
+            signals,
+            request.mode,
+            request.shape,
+        )
         self.request = request
         self.output = output
-        self.signals = signals
-        self.capacity = capacity
         self.sink = sink
-        self.tokens = list(request.prompt)
-        self.cached = 0
-        self.fed = 0
         self.unsettled: list[int] = []
         self.steps = self.drafted = self.accepted = self.promoted = self.emitted = 0
 
@@ -49,28 +48,9 @@ class Sequence:
         return len(self.tokens) > len(self.request.prompt)
 
     @property
-    def drafts(self) -> bool:
-        """Whether this request wants a drafter at all."""
-        return self.request.mode != "off"
-
-    @property
     def kappa(self) -> float:
         """The margin rule's threshold: promotions only at temperature 0."""
         return self.request.kappa if self.request.sampling.greedy else 1.0
-
-    def unfed(self, limit: int) -> StateRows:
-        """State rows that the drafter lacks, at most `limit`: row i goes with token i + 1, and the
-        first token alone opens the request."""
-        start = max(self.fed, 1) - 1
-        return StateRows(self.id, start, min(self.cached, start + limit))
-
-    def fit(self, shape: Shape) -> Shape:
-        """`shape`, no deeper than tokens are left: each step also emits a bonus token."""
-        depth = min(shape.depth, self.request.max_tokens - self.emitted - 1)
-        if depth < 1:
-            return NO_DRAFT
-        nodes = min(shape.nodes, depth + 1) if shape.width == 1 else shape.nodes
-        return Shape(depth, shape.width, nodes)
 
     def advance(self, outcome: Acceptance) -> bool:
         """Account for a verified tree, deliver its tokens, and say whether the answer ended."""
@@ -87,6 +67,7 @@ class Sequence:
         counted, pieces, reason = self.output.push(run)
         self.tokens += run[:counted]
         self.emitted += counted
+        self.tokens_left -= counted
         self.accepted += sum(o is not Origin.TARGET for o in origins[:counted])
         self.promoted += sum(o is Origin.PROMOTED for o in origins[:counted])
         self.sink(

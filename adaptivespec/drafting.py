@@ -1,0 +1,173 @@
+"""The conversation with one drafter: who is fed what, and who drafts in which shape.
+
+Whoever drives a target holds one of these per connected drafter: the controller, and the worker
+inside SGLang's scheduler. Every call may raise DrafterLost; then the object is of no further use,
+and the requests go on as plain decoding until another drafter is there.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from adaptivespec.drafters.base import Extension
+from adaptivespec.errors import DrafterLost
+from adaptivespec.messages import (
+    Confidence,
+    Draft,
+    DraftCommit,
+    Drafted,
+    DraftOpen,
+    Failed,
+    Ping,
+    Pong,
+    StateRows,
+)
+from adaptivespec.policy import Policy
+from adaptivespec.port import DraftPort
+from adaptivespec.request import Mode
+from adaptivespec.shape import NO_DRAFT, Shape
+from adaptivespec.signals import Signals
+
+Answer = TypeVar("Answer")
+
+
+def expect(kind: type[Answer], answer: object, lost: type[Exception]) -> Answer:
+    """The answer, if it is of the kind that is due; a `Failed` and any other raise `lost`."""
+    if isinstance(answer, kind):
+        return answer
+    raise lost(answer.reason if isinstance(answer, Failed) else f"{answer!r} is out of turn")
+
+
+class DraftedSequence:
+    """A request's tokens, and how far the target and the drafter have come with them.
+
+    tokens   prompt and committed output; the last one is the root of the next tree
+    cached   positions in the target's cache: prompt rows done, then always len(tokens) - 1
+    fed      tokens that the drafter holds; 0 when it does not know the request
+    capacity most tokens that it will have, those of the tree under verification included
+    """
+
+    def __init__(
+        self,
+        id: int,
+        tokens: list[int],
+        max_tokens: int,
+        capacity: int,
+        signals: Signals,
+        mode: Mode = "adaptive",
+        shape: Shape | None = None,
+    ) -> None:
+        self.id = id
+        self.tokens = tokens
+        self.tokens_left = max_tokens
+        self.capacity = capacity
+        self.signals = signals
+        self.mode = mode
+        self.shape = shape
+        self.cached = 0
+        self.fed = 0
+
+    @property
+    def drafts(self) -> bool:
+        """Whether this request wants a drafter at all."""
+        return self.mode != "off"
+
+    @property
+    def ready(self) -> bool:
+        """Whether the drafter holds every token and has something to propose."""
+        return self.fed == len(self.tokens) and self.signals.confidence > 0
+
+    def unfed(self, limit: int) -> StateRows:
+        """State rows that the drafter lacks, at most `limit`: row i goes with token i + 1, and the
+        first token alone opens the request."""
+        start = max(self.fed, 1) - 1
+        return StateRows(self.id, start, min(self.cached, start + limit))
+
+    def fit(self, shape: Shape) -> Shape:
+        """`shape`, no deeper than tokens are left: each step also emits a bonus token."""
+        depth = min(shape.depth, self.tokens_left - 1)
+        if depth < 1:
+            return NO_DRAFT
+        nodes = min(shape.nodes, depth + 1) if shape.width == 1 else shape.nodes
+        return Shape(depth, shape.width, nodes)
+
+
+Drafts = TypeVar("Drafts", bound=DraftedSequence)
+
+
+class Feed(NamedTuple, Generic[Drafts]):
+    """What the drafter is to be given of a sequence: the target's states of `rows`, and the token
+    after each."""
+
+    sequence: Drafts
+    rows: StateRows
+
+
+def choose_shapes(policy: Policy, sequences: Sequence[DraftedSequence]) -> list[Shape]:
+    """The shape of each sequence's next tree: the policy's, or the one that its request asks for;
+    NO_DRAFT where the drafter is not ready."""
+    adaptive = [s for s in sequences if s.ready and s.mode == "adaptive"]
+    chosen = dict(
+        zip((s.id for s in adaptive), policy.shapes([s.signals for s in adaptive]), strict=True)
+    )
+
+    def shape_of(sequence: DraftedSequence) -> Shape:
+        if not sequence.ready:
+            return NO_DRAFT
+        return chosen.get(sequence.id) or sequence.shape or policy.start
+
+    return [sequence.fit(shape_of(sequence)) for sequence in sequences]
+
+
+class Drafting:
+    """One connected drafter: `extend` it with what was committed, then let it `draft`, and take its
+    `drafted` once the trees have come over the link."""
+
+    def __init__(self, port: DraftPort, needs_states: bool, max_rows: int) -> None:
+        """`max_rows`: tokens, and state rows, that it may be given in one step."""
+        self.needs_states = needs_states
+        self._port = port
+        self._max_rows = max_rows
+
+    def feeds(self, sequences: Iterable[Drafts]) -> list[Feed[Drafts]]:
+        """What the drafter lacks of these, within what a step may carry."""
+        feeds, budget = [], self._max_rows
+        # Those that lack least go first: running answers keep their speculation while a prompt, or
+        # all that a new drafter has to catch up with, streams in.
+        wanting = [s for s in sequences if s.drafts and s.cached]
+        for sequence in sorted(wanting, key=lambda s: s.cached - s.fed):
+            rows = sequence.unfed(budget)
+            if rows.stop > rows.start:
+                feeds.append(Feed(sequence, rows))
+                budget -= rows.stop - rows.start
+        return feeds
+
+    def extend(self, feeds: Sequence[Feed[Drafts]], closed: list[int]) -> float:
+        """Have the drafter forget `closed` and take the feeds, whose states, if it needs any, are
+        on the link. Returns the seconds that it computed."""
+        if not feeds and not closed:
+            return 0.0
+        extensions = [Extension(s.id, s.tokens[r.start + 1 : r.stop + 1]) for s, r in feeds]
+        opened = [DraftOpen(s.id, s.tokens[0], s.capacity) for s, r in feeds if r.start == 0]
+        self._port.post(DraftCommit(closed, opened, extensions))
+        confidence = expect(Confidence, self._port.reply(), DrafterLost)
+        for (sequence, rows), value in zip(feeds, confidence.values, strict=True):
+            sequence.fed = rows.stop + 1
+            sequence.signals.confidence = value
+        return confidence.seconds
+
+    def draft(self, requests: list[int], shapes: list[Shape], traces: list[str]) -> None:
+        """Ask for one tree per request, which come over the link as one batch."""
+        self._port.post(Draft(requests, shapes, traces))
+
+    def drafted(self) -> float:
+        """Wait for the drafter's word that the trees are sent: the seconds that it computed."""
+        return expect(Drafted, self._port.reply(), DrafterLost).seconds
+
+    def ping(self) -> Pong:
+        """What the drafter holds."""
+        self._port.post(Ping())
+        return expect(Pong, self._port.reply(), DrafterLost)
+
+    def close(self) -> None:
+        """Hang up; idempotent."""
+        self._port.close()
