@@ -4,9 +4,6 @@ own."""
 import atexit
 import logging
 import os
-import threading
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import ray
@@ -16,13 +13,12 @@ from adaptivespec import tracing
 from adaptivespec.config import Compute, Settings
 from adaptivespec.drafters.build import make_drafter
 from adaptivespec.engine.build import make_target
-from adaptivespec.errors import LinkDown
 from adaptivespec.limits import Limits
-from adaptivespec.messages import Failed
 from adaptivespec.worker import DraftWorker, TargetWorker
-from transport.channel import Address, Channel, ChannelClosed, Listener
-from transport.frames import PROTOCOL_VERSION, TO_DRAFT, TO_TARGET
+from transport.channel import Address
+from transport.frames import TO_DRAFT, TO_TARGET
 from transport.link import LinkAddress, LinkEndpoint, LinkLayout, connect_link, open_link
+from transport.server import serve
 
 log = logging.getLogger(__name__)
 
@@ -58,52 +54,6 @@ class _Actor:
         atexit.register(os._exit, 0)
         tracing.configure(f"adaptivespec-{role}")
 
-    def _layout(self, state_size: int) -> LinkLayout:
-        settings = self._settings
-        return LinkLayout(
-            max_rows=settings.target.max_running,
-            max_nodes=settings.max_shape.nodes,
-            max_state_rows=settings.max_state_rows,
-            state_size=state_size,
-            dtype=settings.model.dtype,
-        )
-
-    def _serve(self, worker: TargetWorker | DraftWorker, messages: Any) -> Address:
-        """Start to answer messages; returns where."""
-        listener = Listener(self._host, PROTOCOL_VERSION)
-        threading.Thread(
-            target=self._run, args=(listener, worker, messages), name=self._role, daemon=True
-        ).start()
-        return listener.address
-
-    def _run(self, listener: Listener, worker: TargetWorker | DraftWorker, messages: Any) -> None:
-        try:
-            while True:
-                with listener.accept(messages) as channel:
-                    try:
-                        _converse(channel, worker.handle)
-                    except (ChannelClosed, LinkDown) as error:
-                        worker.close()
-                        log.warning("the %s waits for a new controller: %s", self._role, error)
-        except BaseException:
-            # The worker's state is not to be trusted any more: whoever started it starts it anew.
-            log.exception("the %s ends", self._role)
-            os._exit(1)
-
-
-def _converse(channel: Channel[Any, Any], handle: Callable[[Any], Any]) -> None:
-    """Answer messages until the peer hangs up; it is told of whatever else ends this."""
-    try:
-        while True:
-            answer = handle(channel.recv())
-            if answer is not None:
-                channel.send(answer)
-    except ChannelClosed:
-        raise
-    except Exception as error:
-        channel.send(Failed(f"{type(error).__name__}: {error}"))
-        raise
-
 
 @ray.remote(max_concurrency=2, max_restarts=0)
 class TargetActor(_Actor):
@@ -118,10 +68,10 @@ class TargetActor(_Actor):
         engine = make_target(settings, self._device)
         self._worker = TargetWorker(engine)
         self._worker.warm_up()
-        self._link_layout = self._layout(engine.state_size)
+        self._link_layout = LinkLayout.of(settings, engine.state_size)
         self._endpoints: dict[int, LinkEndpoint] = {}
         return TargetInfo(
-            address=self._serve(self._worker, TO_TARGET),
+            address=serve(self._worker, self._host, TO_TARGET, self._role),
             pid=os.getpid(),
             limits=Limits.of(settings, engine.config),
         )
@@ -159,7 +109,7 @@ class DraftActor(_Actor):
             self._worker = DraftWorker(drafter)
             self._worker.warm_up()
             self._info = DraftInfo(
-                address=self._serve(self._worker, TO_DRAFT),
+                address=serve(self._worker, self._host, TO_DRAFT, self._role),
                 pid=os.getpid(),
                 state_size=drafter.state_size,
             )
@@ -171,7 +121,7 @@ class DraftActor(_Actor):
         settings = self._settings
         link = connect_link(
             address,
-            self._layout(self._info.state_size),
+            LinkLayout.of(settings, self._info.state_size),
             self._device,
             settings.link_timeout_s,
             settings.link_setup_timeout_s,

@@ -11,7 +11,7 @@ rebuild one while others live. The target opens an endpoint and gives its addres
 import os
 import time
 from datetime import timedelta
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Self
 
 import msgspec
 import torch
@@ -23,6 +23,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
     Work,
 )
 
+from adaptivespec.config import Settings
 from adaptivespec.errors import LinkDown
 from adaptivespec.tree import DraftTrees
 from transport.channel import Address, Channel, Listener, connect
@@ -42,6 +43,17 @@ class LinkLayout(msgspec.Struct, frozen=True):
     max_state_rows: int
     state_size: int  # width of a hidden state; 0: none are sent
     dtype: Literal["bfloat16", "float32"]  # of the states
+
+    @classmethod
+    def of(cls, settings: Settings, state_size: int) -> Self:
+        """The layout that both ends derive from the application's settings."""
+        return cls(
+            max_rows=settings.target.max_running,
+            max_nodes=settings.max_shape.nodes,
+            max_state_rows=settings.max_state_rows,
+            state_size=state_size,
+            dtype=settings.model.dtype,
+        )
 
 
 class LinkAddress(msgspec.Struct, frozen=True):
