@@ -55,6 +55,7 @@ class DraftedSequence:
         signals: Signals,
         mode: Mode = "adaptive",
         shape: Shape | None = None,
+        traceparent: str | None = None,
     ) -> None:
         self.id = id
         self.tokens = tokens
@@ -63,6 +64,7 @@ class DraftedSequence:
         self.signals = signals
         self.mode = mode
         self.shape = shape
+        self.traceparent = traceparent
         self.cached = 0
         self.fed = 0
 
@@ -80,7 +82,7 @@ class DraftedSequence:
         """State rows that the drafter lacks, at most `limit`: row i goes with token i + 1, and the
         first token alone opens the request."""
         start = max(self.fed, 1) - 1
-        return StateRows(self.id, start, min(self.cached, start + limit))
+        return StateRows(self.id, start, min(self.cached, len(self.tokens) - 1, start + limit))
 
     def fit(self, shape: Shape) -> Shape:
         """`shape`, no deeper than tokens are left: each step also emits a bonus token."""

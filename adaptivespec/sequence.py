@@ -35,6 +35,7 @@ class Sequence(DraftedSequence):
             signals,
             request.mode,
             request.shape,
+            request.traceparent,
         )
         self.request = request
         self.output = output

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from opentelemetry.trace import Span
 
 from adaptivespec.acceptance import Acceptance
-from adaptivespec.sequence import Sequence
+from adaptivespec.drafting import DraftedSequence
 from adaptivespec.shape import Shape
 from adaptivespec.tracing import start_step_span, traceparent_of
 
@@ -16,20 +16,20 @@ class StepTrace:
     def __init__(self) -> None:
         self._spans: dict[int, tuple[Span, str]] = {}
 
-    def begin(self, sequences: Iterable[Sequence]) -> None:
+    def begin(self, sequences: Iterable[DraftedSequence]) -> None:
         """Open a span for each sampled request."""
         for sequence in sequences:
-            span = start_step_span(sequence.request.traceparent)
+            span = start_step_span(sequence.traceparent)
             if context := traceparent_of(span):
                 self._spans[sequence.id] = span, context
 
-    def contexts(self, sequences: Iterable[Sequence]) -> list[str]:
+    def contexts(self, sequences: Iterable[DraftedSequence]) -> list[str]:
         """What the workers need to record their own spans below these requests' steps."""
         if not self._spans:
             return []
         return [self._spans[s.id][1] for s in sequences if s.id in self._spans]
 
-    def planned(self, sequence: Sequence, shape: Shape) -> None:
+    def planned(self, sequence: DraftedSequence, shape: Shape) -> None:
         """Note what the policy saw and what it chose; before the step's outcome changes either."""
         if sequence.id in self._spans:
             signals = sequence.signals
@@ -42,7 +42,7 @@ class StepTrace:
                 }
             )
 
-    def accepted(self, sequence: Sequence, outcome: Acceptance) -> None:
+    def accepted(self, sequence: DraftedSequence, outcome: Acceptance) -> None:
         """Note the outcome of verification."""
         if sequence.id in self._spans:
             self._spans[sequence.id][0].set_attributes(
@@ -54,7 +54,7 @@ class StepTrace:
                 }
             )
 
-    def prefilled(self, sequence: Sequence, tokens: int) -> None:
+    def prefilled(self, sequence: DraftedSequence, tokens: int) -> None:
         """Note the prompt tokens that this step computed."""
         if sequence.id in self._spans:
             self._spans[sequence.id][0].set_attribute("adaptivespec.prompt_tokens", tokens)
