@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from adaptivespec.margin import promote, promotions, walk
+from adaptivespec.margin import Walk, promote, promotions, walk
 from adaptivespec.messages import Verified
 from adaptivespec.tree import depths
 
@@ -31,16 +31,22 @@ def accept(verified: Verified, kappa: list[float], max_promotions: int | None) -
     target = _view(verified.target, verified.nodes)
     gap = _view(verified.gap, verified.nodes, torch.float32)
     predict, promoted = promote(tokens, parents, target, gap, torch.tensor(kappa), max_promotions)
-    result = walk(tokens, parents, predict)
-    jumps = promotions(result.path, promoted, gap)
+    return outcomes(tokens, parents, walk(tokens, parents, predict), promoted, gap)
+
+
+def outcomes(
+    tokens: Tensor, parents: Tensor, walked: Walk, promoted: Tensor, gap: Tensor
+) -> list[Acceptance]:
+    """What walks of trees [B, N] accepted; `promoted` and `gap` [B, N] as in `margin.promote`."""
+    jumps = promotions(walked.path, promoted, gap)
     real = tokens >= 0
     # Plain lists all at once: reading tensors one element at a time costs more than the method.
     columns = zip(
-        result.path.tolist(),
-        tokens.gather(-1, result.path.clamp_min(0)).tolist(),
+        walked.path.tolist(),
+        tokens.gather(-1, walked.path.clamp_min(0)).tolist(),
         jumps.nodes.tolist(),
-        (result.accepted + 1).tolist(),
-        result.bonus.tolist(),
+        (walked.accepted + 1).tolist(),
+        walked.bonus.tolist(),
         jumps.smallest.tolist(),
         (real.sum(-1) - 1).tolist(),
         torch.where(real, depths(parents), 0).amax(-1).tolist(),

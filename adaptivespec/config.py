@@ -112,6 +112,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything in `args` of serve_config.yaml."""
 
     model: ModelSettings = ModelSettings()
+    # "torch" is embedded and runs anywhere; "sglang" is for production: it needs the extra `sglang`.
+    engine: Literal["torch", "sglang"] = "torch"
+    sglang: dict[str, Any] = {}  # more of SGLang's server arguments, by their names there
     target: TargetSettings = TargetSettings()
     # null: plain decoding only. Left out beside another model: prompt lookup, which suits any.
     drafter: DrafterSettings | None = EagleSettings()
@@ -188,6 +191,7 @@ def load_settings(args: dict[str, Any]) -> Settings:
     else:
         check_shape(policy.low, "policy.low", largest)
         check_shape(policy.high, "policy.high", largest)
+    _check_engine(settings)
     drafter = settings.drafter
     if isinstance(drafter, LookupSettings) and drafter.min_ngram > drafter.max_ngram:
         raise ConfigError(
@@ -203,6 +207,28 @@ def load_settings(args: dict[str, Any]) -> Settings:
                 "a cuda device needs num_gpus > 0, a cpu device num_gpus 0"
             )
     return settings
+
+
+def _check_engine(settings: Settings) -> None:
+    """Raises ConfigError for what the chosen engine has no use for."""
+    if settings.engine == "torch":
+        if settings.sglang:
+            raise ConfigError(
+                f"sglang: {settings.sglang} is not allowed with engine 'torch'; "
+                "engine 'sglang' reads it"
+            )
+        return
+    path, gpus = settings.model.path, settings.target.compute.num_gpus
+    if path == PACKAGED or path.endswith(".gguf"):
+        raise ConfigError(
+            f"model.path: {path!r} is a GGUF file; engine 'sglang' reads Hugging Face folders and "
+            "hub ids (infra/export_target.py writes such a folder)"
+        )
+    ranks = settings.sglang.get("tp_size", 1)
+    if gpus and gpus != ranks:
+        raise ConfigError(
+            f"target.compute.num_gpus: {gpus} with sglang.tp_size {ranks}; they must be the same"
+        )
 
 
 def _explain(message: str, args: dict[str, Any]) -> str:

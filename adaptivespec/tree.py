@@ -33,7 +33,15 @@ class DraftTrees:
 
     def cpu(self) -> "DraftTrees":
         """The same trees on the CPU."""
-        return DraftTrees(self.tokens.cpu(), self.parents.cpu(), self.logprobs.cpu())
+        return self.to("cpu")
+
+    def to(self, device: torch.device | str) -> "DraftTrees":
+        """The same trees on a device."""
+        return DraftTrees(self.tokens.to(device), self.parents.to(device), self.logprobs.to(device))
+
+    def rows(self, which: Tensor | slice) -> "DraftTrees":
+        """Some of the trees, by an index or a slice."""
+        return DraftTrees(self.tokens[which], self.parents[which], self.logprobs[which])
 
 
 def roots(tokens: list[int], device: torch.device | str = "cpu") -> DraftTrees:
@@ -46,14 +54,23 @@ def roots(tokens: list[int], device: torch.device | str = "cpu") -> DraftTrees:
 def pad(*batches: DraftTrees) -> DraftTrees:
     """One batch of all the rows, in order, padded to the largest N."""
     width = max(trees.tokens.shape[1] for trees in batches)
-
-    def join(parts: list[Tensor], padding: float) -> Tensor:
-        return torch.cat([functional.pad(p, (0, width - p.shape[1]), value=padding) for p in parts])
-
+    wide = [widen(trees, width) for trees in batches]
     return DraftTrees(
-        join([trees.tokens for trees in batches], -1),
-        join([trees.parents for trees in batches], 0),
-        join([trees.logprobs for trees in batches], -torch.inf),
+        torch.cat([trees.tokens for trees in wide]),
+        torch.cat([trees.parents for trees in wide]),
+        torch.cat([trees.logprobs for trees in wide]),
+    )
+
+
+def widen(trees: DraftTrees, nodes: int) -> DraftTrees:
+    """The same trees, padded to N = `nodes`."""
+    more = (0, nodes - trees.tokens.shape[1])
+    if more == (0, 0):
+        return trees
+    return DraftTrees(
+        functional.pad(trees.tokens, more, value=-1),
+        functional.pad(trees.parents, more, value=0),
+        functional.pad(trees.logprobs, more, value=-torch.inf),
     )
 
 

@@ -1,0 +1,78 @@
+"""What the owner of an engine says to the worker in its scheduler, and what that answers.
+
+The worker connects to its owner; every message has one answer, a `Refused` among them.
+"""
+
+import msgspec
+
+from transport.channel import Address
+from transport.link import LinkAddress
+
+VERSION = 1
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The worker's first word, once SGLang has allocated its cache: what it can hold."""
+
+    pid: int
+    context: int  # positions of a sequence, as SGLang counts them
+    kv_tokens: int
+    page_size: int
+    vocab_size: int
+    state_size: int  # width of the states that it sends to the drafter; 0: none
+
+
+class OpenLink(msgspec.Struct, frozen=True, tag=True):
+    """Wait for the drafter of this generation, and for no earlier one any longer; answered by
+    `LinkOpened`."""
+
+    generation: int
+
+
+class LinkOpened(msgspec.Struct, frozen=True, tag=True):
+    """Where the drafter is to go."""
+
+    address: LinkAddress
+
+
+class JoinLink(msgspec.Struct, frozen=True, tag=True):
+    """Meet the drafter, whose messages go to `drafter`, and use it from the next step on; answered
+    by `Joined`."""
+
+    generation: int
+    drafter: Address
+
+
+class Joined(msgspec.Struct, frozen=True, tag=True):
+    """The link is up."""
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Answered by `State`."""
+
+
+class State(msgspec.Struct, frozen=True, tag=True):
+    """What the worker and the drafter hold. `lost` says why the drafter was given up, and is None
+    while one is in use and before the first has come."""
+
+    requests: int
+    kv_tokens_used: int  # by running requests; what the radix cache keeps for later is not
+    drafter_requests: int
+    steps: int
+    drafted_tokens: int
+    accepted_tokens: int
+    promoted_tokens: int
+    step_overhead_s: float | None
+    stalled_s: float  # since the last step ended, while requests are running
+    drafting: bool
+    lost: str | None
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The set-up failed."""
+
+    reason: str
+
+
+ToWorker = OpenLink | JoinLink | Ask
+FromWorker = Hello | LinkOpened | Joined | State | Refused

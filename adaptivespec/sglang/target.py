@@ -1,0 +1,236 @@
+"""An SGLang engine as a target: requests in, deltas out, the same as of the embedded engine."""
+
+import threading
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any, TypeVar
+
+from adaptivespec.config import Settings
+from adaptivespec.errors import (
+    AdaptiveSpecError,
+    ConfigError,
+    LinkDown,
+    Overloaded,
+    RequestError,
+    TargetLost,
+)
+from adaptivespec.limits import Limits
+from adaptivespec.output import OutputStream
+from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
+from adaptivespec.sglang import records
+from adaptivespec.sglang.launch import WorkerConfig, engine_arguments, publish
+from adaptivespec.sglang.messages import (
+    VERSION,
+    Ask,
+    FromWorker,
+    Hello,
+    Joined,
+    JoinLink,
+    LinkOpened,
+    OpenLink,
+    Refused,
+    State,
+    ToWorker,
+)
+from adaptivespec.sglang.plugin import check_registration
+from adaptivespec.sglang.requests import Speculation
+from adaptivespec.tokenizer import Tokenizer
+from transport.channel import Address, Channel, ChannelClosed, Listener, ProtocolError
+from transport.link import LinkAddress
+
+Answer = TypeVar("Answer")
+
+_SPARE = 6
+"""Positions of the context, and cache slots, that SGLang keeps from every request."""
+
+_HELLO_S = 30.0
+
+
+class SGLangTarget:
+    """Owns an `sglang.Engine`. `generate` belongs to one event loop; the other calls block, and may
+    come from any thread.
+
+    When one of SGLang's processes dies, SGLang kills this one.
+    """
+
+    def __init__(self, settings: Settings, tokenizer: Tokenizer, host: str) -> None:
+        """Start an engine; `host` is this machine's address for the drafter's. Raises ConfigError
+        for what cannot work."""
+        check_registration()
+        import sglang
+
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._running = 0
+        self._asking = threading.Lock()
+        listener = Listener(host, VERSION)
+        file = publish(WorkerConfig(settings, listener.address))
+        try:
+            self._engine = sglang.Engine(**engine_arguments(settings))
+            self._worker: Channel[ToWorker, FromWorker] = listener.accept(FromWorker, _HELLO_S)
+        finally:
+            listener.close()
+            file.unlink()
+        hello = self._worker.recv(_HELLO_S)
+        assert isinstance(hello, Hello)
+        self.hello = hello
+        self.limits = _limits(settings, hello)
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Requests being prefilled or decoded, or next in SGLang's queue."""
+        return min(self._running, self.limits.max_running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests not admitted yet."""
+        return self._running - self.running
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        """Yield what each step adds; closing early aborts the request. Raises RequestError,
+        Overloaded or TargetLost."""
+        self.limits.check(request)
+        if self._running >= self.limits.max_running + self.limits.max_queued:
+            raise Overloaded(
+                f"{self.running} requests are running and {self.waiting} waiting; max_running is "
+                f"{self.limits.max_running}, max_queued {self.limits.max_queued}"
+            )
+        answer = _Answer(request, self._tokenizer)
+        rid = uuid.uuid4().hex
+        trace = {"traceparent": request.traceparent} if request.traceparent else None
+        self._running += 1
+        try:
+            chunks = await self._engine.async_generate(
+                input_ids=request.prompt,
+                sampling_params=_sampling_params(request, self._tokenizer),
+                stream=True,
+                rid=rid,
+                external_trace_header=trace,
+            )
+            async for chunk in chunks:
+                delta = answer.extend(chunk)
+                if delta.tokens:
+                    yield delta
+                if delta.finish_reason:
+                    return
+        finally:
+            self._running -= 1
+            # Also of an answer that ended here, at a stop string, and not yet for SGLang.
+            self._engine.tokenizer_manager.abort_request(rid)
+
+    # -- the worker -------------------------------------------------------------------------------
+
+    def open_link(self, generation: int) -> LinkAddress:
+        """Wait for the drafter of this generation, and for no earlier one any longer."""
+        return self._ask(OpenLink(generation), LinkOpened, LinkDown).address
+
+    def join_link(self, generation: int, drafter: Address) -> None:
+        """Meet the drafter, whose messages go to `drafter`; the next step uses it. Raises
+        LinkDown."""
+        self._ask(JoinLink(generation, drafter), Joined, LinkDown)
+
+    def state(self) -> State:
+        """What the worker and its drafter hold. Raises TargetLost."""
+        return self._ask(Ask(), State, TargetLost)
+
+    def _ask(
+        self, message: ToWorker, kind: type[Answer], failure: type[AdaptiveSpecError]
+    ) -> Answer:
+        settings = self._settings
+        with self._asking:
+            try:
+                self._worker.send(message)
+                answer = self._worker.recv(settings.target_timeout_s)
+            except (ChannelClosed, ProtocolError, TimeoutError) as error:
+                raise TargetLost(f"SGLang's scheduler does not answer: {error}") from error
+        if isinstance(answer, kind):
+            return answer
+        raise failure(answer.reason if isinstance(answer, Refused) else f"{answer!r}")
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self._worker.close()
+        self._engine.shutdown()
+
+
+class _Answer:
+    """What a client receives of a request, and the counts of what it received."""
+
+    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+        self._prompt = len(request.prompt)
+        eos: frozenset[int] = frozenset() if request.ignore_eos else tokenizer.eos_ids
+        self._output = OutputStream(
+            tokenizer, stop=request.stop, eos=eos, max_tokens=request.max_tokens
+        )
+        self._steps = self._drafted = self._accepted = self._promoted = 0
+
+    def extend(self, chunk: dict[str, Any]) -> Delta:
+        """Take SGLang's next tokens. Raises what made SGLang give the request up."""
+        info = chunk["meta_info"]
+        ended = info["finish_reason"] or {}
+        if ended.get("type") == "abort":
+            rejected = ended.get("status_code") == 400
+            raise (RequestError if rejected else TargetLost)(f"SGLang: {ended['message']}")
+        counted, pieces, reason = self._output.push(chunk["output_ids"])
+        entries = [records.read(entry) for entry in info[records.KEY][:counted]]
+        origins = [entry.origin for entry in entries]
+        for entry in entries:
+            if entry.drafted is not None:
+                self._steps += 1
+                self._drafted += entry.drafted
+        self._accepted += sum(origin is not Origin.TARGET for origin in origins)
+        self._promoted += sum(origin is Origin.PROMOTED for origin in origins)
+        return Delta(
+            tokens=chunk["output_ids"][:counted],
+            origins=origins,
+            pieces=pieces,
+            finish_reason=reason,
+            usage=self._usage() if reason else None,
+        )
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self._prompt,
+            completion_tokens=self._output.count,
+            steps=self._steps,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
+            promoted_tokens=self._promoted,
+        )
+
+
+def _sampling_params(request: GenerationRequest, tokenizer: Tokenizer) -> dict[str, Any]:
+    sampling = request.sampling
+    return {
+        "max_new_tokens": request.max_tokens,
+        "temperature": 0.0 if sampling.greedy else sampling.temperature,
+        "top_k": sampling.top_k or -1,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "ignore_eos": request.ignore_eos,
+        "stop_token_ids": [] if request.ignore_eos else sorted(tokenizer.eos_ids),
+        "custom_params": Speculation.params(request),
+    }
+
+
+def _limits(settings: Settings, hello: Hello) -> Limits:
+    """SGLang reserves no room for a whole answer, but for two trees and a page ahead of it."""
+    ahead = 2 * settings.max_shape.nodes + hello.page_size
+    limits = Limits(
+        context=hello.context - _SPARE,
+        vocab_size=hello.vocab_size,
+        kv_tokens=hello.kv_tokens - ahead - _SPARE,
+        prefill_chunk=settings.target.prefill_chunk,
+        max_running=settings.target.max_running,
+        max_queued=settings.target.max_queued,
+        max_nodes=settings.max_shape.nodes,
+        max_state_rows=settings.max_state_rows,
+    )
+    if limits.longest < 1:
+        raise ConfigError(
+            f"target.kv_tokens: {hello.kv_tokens} leaves no room beside two trees of max_shape "
+            f"{list(settings.max_shape)}; more than {2 * ahead} is needed"
+        )
+    return limits

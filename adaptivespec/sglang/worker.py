@@ -1,0 +1,401 @@
+"""The speculative worker in SGLang's scheduler: one step of the method for one of its batches.
+
+SGLang decides which requests run; here, every decode batch becomes trees from the remote drafter,
+one TARGET_VERIFY pass, the margin rule and SGLang's own walk. Under tensor parallelism every rank
+runs this; rank 0 alone talks to the drafter, and the others get its trees and choices by broadcast.
+"""
+
+import os
+import statistics
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_uniform_func
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
+from sglang.srt.speculative.spec_utils import move_accept_tokens_to_target_kvcache
+from torch import Tensor
+
+from adaptivespec import tracing
+from adaptivespec.acceptance import Acceptance, outcomes
+from adaptivespec.config import EagleSettings
+from adaptivespec.drafting import choose_shapes
+from adaptivespec.errors import DrafterLost, LinkDown
+from adaptivespec.margin import promote
+from adaptivespec.models.config import DecoderConfig
+from adaptivespec.models.eagle3 import StateProjector, load_projector
+from adaptivespec.models.sources import read_config, resolve
+from adaptivespec.policy import make_policy
+from adaptivespec.sglang.graphs import WidthBuckets, bucket_widths
+from adaptivespec.sglang.launch import published
+from adaptivespec.sglang.messages import Hello, State
+from adaptivespec.sglang.owner import answer_owner
+from adaptivespec.sglang.ranks import Ranks
+from adaptivespec.sglang.records import record_prefill, record_step
+from adaptivespec.sglang.remote import RemoteDrafter
+from adaptivespec.sglang.requests import Requests, ServedSequence
+from adaptivespec.sglang.states import StatePool, capture
+from adaptivespec.sglang.verify import Links, Walked, adjust, choose, verify_input, walk
+from adaptivespec.shape import NO_DRAFT
+from adaptivespec.step_trace import StepTrace
+from adaptivespec.tree import DraftTrees, pad, roots, widen
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.server_args import ServerArgs
+
+
+class AdaptiveSpecWorker(BaseSpecWorker):
+    """SGLang's contract of a speculative worker, without a draft model of its own."""
+
+    def __init__(
+        self,
+        server_args: "ServerArgs",
+        gpu_id: int,
+        nccl_port: int,
+        target_worker: "TpModelWorker",
+    ) -> None:
+        super().__init__()
+        self._target_worker = target_worker
+        self._draft_worker = None
+        self._config = published()
+        self._settings = settings = self._config.settings
+        runner = target_worker.model_runner
+        device = runner.device
+        self._device = torch.device(device, gpu_id) if device == "cuda" else torch.device(device)
+        self._ranks = Ranks(get_parallel().tp_group)
+        self._policy = make_policy(settings.policy)
+        self._requests = Requests(settings, self._policy)
+        self._buckets = WidthBuckets(runner)
+        self._projector: StateProjector | None = None
+        self._states: StatePool | None = None
+        self._remote: RemoteDrafter | None = None  # on rank 0
+        self._trace = StepTrace()
+        self._overheads: deque[float] = deque(maxlen=1024)
+        self._steps = self._drafted = self._accepted = self._promoted = 0
+        self._stepped_at = time.monotonic()
+        self._tree_cache: Any = None
+        if isinstance(settings.drafter, EagleSettings):
+            target = DecoderConfig.from_hf(read_config(resolve(settings.model.path, weights=False)))
+            dtype = getattr(torch, settings.model.dtype)
+            self._projector = load_projector(settings.drafter.path, target, dtype, self._device)
+            capture(runner.model, self._projector)
+        if self._ranks.first:
+            tracing.configure("adaptivespec-target")
+
+    # -- set-up -----------------------------------------------------------------------------------
+
+    def alloc_memory_pool(
+        self,
+        memory_pool_config: Any = None,
+        req_to_token_pool: Any = None,
+        token_to_kv_pool_allocator: Any = None,
+    ) -> None:
+        super().alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
+        if not self._ranks.first:
+            return
+        runner, settings = self._target_worker.model_runner, self._settings
+        if self._projector is not None:
+            slots = token_to_kv_pool_allocator.size + token_to_kv_pool_allocator.page_size
+            dtype = getattr(torch, settings.model.dtype)
+            self._states = StatePool(self._projector, slots, dtype, self._device)
+        state_size = self._projector.state_size if self._projector else 0
+        owner = self._config.owner
+        self._remote = RemoteDrafter(settings, owner.host, state_size, self._device)
+        hello = Hello(
+            pid=os.getpid(),
+            context=runner.model_config.context_len,
+            kv_tokens=token_to_kv_pool_allocator.size,
+            page_size=token_to_kv_pool_allocator.page_size,
+            vocab_size=runner.model_config.vocab_size,
+            state_size=state_size,
+        )
+        answer_owner(owner, settings.startup_timeout_s, hello, self._remote, self.state)
+
+    def init_cuda_graphs(self) -> None:
+        """Called after SGLang has captured the target's graphs, for the largest trees."""
+        reachable = [shape.nodes for shape in self._policy.reachable]
+        self._buckets.capture(bucket_widths(reachable, self._settings.max_shape.nodes))
+
+    def clear_cache_pool(self) -> None:
+        """Called when SGLang flushes its cache, which it does only when nothing runs."""
+
+    # -- for the owner ----------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Called from the owner's thread: plain numbers that the scheduler's thread keeps."""
+        remote, cache = self._remote, self._tree_cache
+        assert remote is not None
+        used = 0
+        if cache is not None:
+            allocator = self.token_to_kv_pool_allocator
+            used = allocator.size - allocator.available_size() - cache.evictable_size()
+        running = len(self._requests)
+        return State(
+            requests=running,
+            kv_tokens_used=used,
+            drafter_requests=self._requests.held if remote.drafting else 0,
+            steps=self._steps,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
+            promoted_tokens=self._promoted,
+            step_overhead_s=statistics.median(self._overheads) if self._overheads else None,
+            stalled_s=time.monotonic() - self._stepped_at if running else 0.0,
+            drafting=remote.drafting is not None,
+            lost=remote.lost,
+        )
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        """SGLang's word that a request has ended, however it did."""
+        self._requests.forget(rid)
+        if not self._requests and self._remote is not None and self._remote.drafting is not None:
+            try:  # no step may follow soon
+                self._remote.drafting.extend([], self._requests.take_closed())
+            except DrafterLost as error:
+                self._lose_drafter(error)
+
+    # -- the step ---------------------------------------------------------------------------------
+
+    def forward_batch_generation(
+        self,
+        batch: "ScheduleBatch",
+        on_publish: Any = None,
+        grammar_barrier: Any = None,
+        pp_proxy_tensors: Any = None,
+    ) -> GenerationBatchResult:
+        """SGLang's call for every batch; the last three serve schedules that are refused."""
+        self._tree_cache = batch.tree_cache
+        sequences = self._requests.of(batch.reqs)
+        self._trace.begin(sequences)
+        try:
+            if batch.forward_mode.is_decode():
+                return self._step(batch, sequences)
+            return self._prefill(batch, sequences)
+        finally:
+            self._trace.end()
+            self._stepped_at = time.monotonic()
+
+    def _prefill(
+        self, batch: "ScheduleBatch", sequences: list[ServedSequence]
+    ) -> GenerationBatchResult:
+        """Prompt chunks, without trees; their states go to the drafter at once."""
+        lengths = batch.seq_lens_cpu.tolist()
+        ours = any(not s.sampling.greedy for s in sequences)
+        result = self._target_worker.forward_batch_generation(batch, is_verify=ours)
+        output = result.logits_output
+        if self._states is not None:
+            self._states.write(batch.out_cache_loc, output.hidden_states)
+        output.hidden_states = None
+        first = self._draw_first(batch, sequences, output) if ours else result.next_token_ids
+        for sequence, length in zip(sequences, lengths, strict=True):
+            self._trace.prefilled(sequence, length - sequence.cached)
+            sequence.cached = length
+            sequence.prefilling = sequence.req.inflight_middle_chunks > 0
+            if not sequence.prefilling:
+                record_prefill(sequence.req)
+        self._extend_drafter(batch, sequences)
+        ones = torch.ones(len(sequences), dtype=torch.int32, device=self._device)
+        return GenerationBatchResult(
+            logits_output=output,
+            next_token_ids=first,
+            can_run_cuda_graph=result.can_run_cuda_graph,
+            accept_lens=ones,
+            new_seq_lens=batch.seq_lens,
+            next_draft_input=_nothing_carried(batch.seq_lens, ones),
+            speculative_num_draft_tokens=1,
+        )
+
+    def _draw_first(
+        self, batch: "ScheduleBatch", sequences: list[ServedSequence], output: Any
+    ) -> Tensor:
+        """The tokens after prompts that sample: seeded draws, by seed and position as in every
+        step to come."""
+        roots_ = roots([s.tokens[-1] for s in sequences], self._device)
+        nowhere = torch.full_like(roots_.tokens, -1, dtype=torch.int64)
+        adjust(output.next_token_logits, batch, roots_.tokens, Links(nowhere, nowhere))
+        last = [length - 1 for length in batch.seq_lens_cpu.tolist()]
+        sampling = [s.sampling for s in sequences]
+        chosen, _ = choose(output.next_token_logits, roots_, sampling, last)
+        chosen = self._ranks.agree(chosen.flatten())
+        if batch.return_logprob:
+            compute_spec_logprobs(batch, output, chosen, chain_stride=1)
+        return chosen
+
+    def _step(
+        self, batch: "ScheduleBatch", sequences: list[ServedSequence]
+    ) -> GenerationBatchResult:
+        """Feed the drafter, draft, verify, accept; the KV of accepted nodes is moved to its place,
+        and their states with it."""
+        started = time.perf_counter()
+        for sequence, length in zip(sequences, batch.seq_lens_cpu.tolist(), strict=True):
+            sequence.cached = length
+            sequence.prefilling = False
+        self._requests.keep(sequences)
+        drafter_s = self._extend_drafter(batch, sequences)
+        trees, drafting_s = self._draft(sequences) if self._ranks.first else (None, 0.0)
+        shared = self._ranks.share(trees, len(sequences), self._device)
+        shared = widen(shared, self._buckets.width(shared.tokens.shape[1]))
+
+        drafted_at, drafted_wall = time.perf_counter(), time.time()
+        spec = self._prepare(batch, shared)
+        with self._buckets.using(spec.draft_token_num):
+            result = self._target_worker.forward_batch_generation(batch, is_verify=True)
+        output = result.logits_output
+        accepted, walked = self._accept(batch, sequences, shared, spec, output.next_token_logits)
+        if self._states is not None:
+            layers = output.hidden_states
+            self._states.write_accepted(batch.out_cache_loc, layers, walked.accept_index)
+        output.hidden_states = None
+        move_accept_tokens_to_target_kvcache(
+            batch, walked.accept_index, walked.accept_lens - 1, self.token_to_kv_pool_allocator
+        )
+        if batch.return_logprob:
+            compute_spec_logprobs(batch, output, walked.predict, accept_index=walked.accept_index)
+        verify_s = time.perf_counter() - drafted_at
+
+        self._trace_verify(sequences, accepted, drafted_wall, verify_s)
+        for sequence, outcome in zip(sequences, accepted, strict=True):
+            self._account(sequence, outcome)
+        batch.forward_mode = ForwardMode.DECODE
+        spent_s = time.perf_counter() - started
+        self._overheads.append(spent_s - drafter_s - drafting_s - verify_s)
+        new_seq_lens = batch.seq_lens + walked.accept_lens
+        return GenerationBatchResult(
+            logits_output=output,
+            next_token_ids=walked.predict[walked.accept_index.long()].flatten(),
+            can_run_cuda_graph=result.can_run_cuda_graph,
+            accept_lens=walked.accept_lens,
+            new_seq_lens=new_seq_lens,
+            next_draft_input=_nothing_carried(new_seq_lens, walked.accept_lens),
+            speculative_num_draft_tokens=spec.draft_token_num,
+        )
+
+    def _prepare(self, batch: "ScheduleBatch", trees: DraftTrees) -> NgramVerifyInput:
+        """Turn a decode batch into one that verifies trees [B, N]; SGLang restores it later."""
+        spec = verify_input(trees, batch, full_mask=self._device.type != "cpu")
+        batch.forward_mode = ForwardMode.TARGET_VERIFY
+        batch.input_ids = spec.draft_token
+        batch.spec_info = spec
+        batch.out_cache_loc = assign_extend_cache_locs_uniform_func(
+            req_pool_indices=batch.req_pool_indices,
+            req_to_token=batch.req_to_token_pool.req_to_token,
+            start_offset=batch.seq_lens,
+            batch_size=len(batch.reqs),
+            draft_token_num=spec.draft_token_num,
+            device=self._device,
+        )
+        return spec
+
+    def _accept(
+        self,
+        batch: "ScheduleBatch",
+        sequences: list[ServedSequence],
+        trees: DraftTrees,
+        spec: NgramVerifyInput,
+        logits: Tensor,
+    ) -> tuple[list[Acceptance], Walked]:
+        """The margin rule on the device, and SGLang's walk."""
+        adjust(
+            logits, batch, trees.tokens, Links(spec.retrieve_next_token, spec.retrieve_next_sibling)
+        )
+        sampling, starts = [s.sampling for s in sequences], [s.cached for s in sequences]
+        target, gap = choose(logits, trees, sampling, starts)
+        kappa = torch.tensor([s.kappa for s in sequences], device=self._device)
+        cap = self._settings.max_promotions
+        predict, promoted = promote(trees.tokens, trees.parents, target, gap, kappa, cap)
+        walked = walk(spec, self._ranks.agree(predict))
+        return outcomes(trees.tokens, trees.parents, walked.plain(), promoted, gap), walked
+
+    def _account(self, sequence: ServedSequence, outcome: Acceptance) -> None:
+        self._trace.accepted(sequence, outcome)
+        sequence.signals.update(outcome.depth, len(outcome.tokens))
+        record_step(sequence.req, outcome)
+        self._steps += 1
+        self._drafted += outcome.drafted
+        self._accepted += len(outcome.tokens)
+        self._promoted += sum(outcome.promoted)
+
+    # -- the drafter ------------------------------------------------------------------------------
+
+    def _extend_drafter(self, batch: "ScheduleBatch", sequences: list[ServedSequence]) -> float:
+        """Give the drafter what it lacks of these; returns the seconds that it computed."""
+        remote = self._remote
+        if remote is None:
+            return 0.0
+        if remote.adopt():
+            self._requests.unfed()
+        if remote.drafting is None or remote.link is None:
+            return 0.0
+        try:
+            feeds = remote.drafting.feeds(self._requests.hold(sequences))
+            if self._states is not None and feeds:
+                table = batch.req_to_token_pool.req_to_token
+                remote.link.send_states(self._states.read(feeds, table))
+            return remote.drafting.extend(feeds, self._requests.take_closed())
+        except (DrafterLost, LinkDown) as error:
+            self._lose_drafter(error)
+            return 0.0
+
+    def _draft(self, sequences: list[ServedSequence]) -> tuple[DraftTrees, float]:
+        """One tree per sequence, in their order, its root alone where none is drafted; and the
+        seconds that the drafter computed."""
+        shapes = choose_shapes(self._policy, sequences)
+        for sequence, shape in zip(sequences, shapes, strict=True):
+            self._trace.planned(sequence, shape)
+        order = sorted(range(len(sequences)), key=lambda i: shapes[i] == NO_DRAFT)
+        drafting = [i for i in order if shapes[i] != NO_DRAFT]
+        lone = roots([sequences[i].tokens[-1] for i in order], self._device)
+        remote = self._remote
+        if not drafting or remote is None or remote.drafting is None or remote.link is None:
+            return roots([s.tokens[-1] for s in sequences], self._device), 0.0
+        asked = [sequences[i] for i in drafting]
+        wanted = [shapes[i] for i in drafting]
+        try:
+            remote.drafting.draft([s.id for s in asked], wanted, self._trace.contexts(asked))
+            drafted = remote.link.recv_trees(len(asked), max(shape.nodes for shape in wanted))
+            seconds = remote.drafting.drafted()
+        except (DrafterLost, LinkDown) as error:
+            self._lose_drafter(error)
+            return roots([s.tokens[-1] for s in sequences], self._device), 0.0
+        trees = pad(drafted.to(self._device), lone.rows(slice(len(asked), None)))
+        return trees.rows(torch.tensor(order, device=self._device).argsort()), seconds
+
+    def _lose_drafter(self, error: DrafterLost | LinkDown) -> None:
+        assert self._remote is not None
+        self._remote.lose(error)
+        self._requests.unfed()
+
+    def _trace_verify(
+        self,
+        sequences: list[ServedSequence],
+        accepted: list[Acceptance],
+        started_at: float,
+        seconds: float,
+    ) -> None:
+        attributes = {
+            "adaptivespec.verify.forward_s": seconds,
+            "adaptivespec.batch.requests": len(sequences),
+            "adaptivespec.batch.nodes": sum(outcome.drafted + 1 for outcome in accepted),
+        }
+        for trace in self._trace.contexts(sequences):
+            tracing.record_span(
+                trace, "adaptivespec.verify", started_at, started_at + seconds, attributes
+            )
+
+
+def _nothing_carried(seq_lens: Tensor, accept_lens: Tensor) -> NgramVerifyInput:
+    """What SGLang carries from a step to the next. It has a form to keep, and no content: the
+    tokens are read from the requests."""
+    return NgramVerifyInput(
+        draft_token_num=1,
+        new_seq_lens=seq_lens,
+        accept_tokens=torch.zeros_like(accept_lens),
+        accept_lens=accept_lens,
+    )
