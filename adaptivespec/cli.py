@@ -9,6 +9,7 @@ from typing import Any, TextIO
 import yaml
 
 from adaptivespec import arguments
+from adaptivespec.bench import options as bench
 from adaptivespec.config import Settings, check_shape, load_settings
 from adaptivespec.errors import AdaptiveSpecError, ConfigError
 from adaptivespec.local import LocalSystem
@@ -162,4 +163,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=train_eagle3)
     add_arguments(command)
+    command = commands.add_parser(
+        "bench",
+        help="compare ways of decoding over prompt sets: speed, acceptance, accuracy",
+    )
+    command.set_defaults(run=bench.bench, settings=_settings)
+    bench.add_arguments(command)
     return parser

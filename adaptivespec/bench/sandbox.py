@@ -24,7 +24,7 @@ Verdict = Literal["passed", "failed", "timed out"]
 MEMORY_BYTES = 2**30
 
 
-def run(program: str, timeout_s: float = 5.0, memory_bytes: int = MEMORY_BYTES) -> Verdict:
+def run(program: str, timeout_s: float = 10.0, memory_bytes: int = MEMORY_BYTES) -> Verdict:
     """Run a Python program. `timeout_s` is wall time, the interpreter's start included."""
     token = secrets.token_hex(16)
     job = {

@@ -10,9 +10,7 @@ import pytest
 
 from adaptivespec.bench import sandbox
 
-pytest.importorskip(
-    "pyseccomp", reason="needs the extra `bench` and libseccomp2", exc_type=Exception
-)
+pytestmark = pytest.mark.usefixtures("_sandbox")
 
 
 def test_a_program_that_runs_to_its_end_passes() -> None:
