@@ -157,7 +157,16 @@ USED = (
     ),
     Used("sglang.srt.model_executor.forward_batch_info", "ForwardMode.TARGET_VERIFY"),
     Used("sglang.srt.managers.overlap_utils", "FutureMap", ("device", "spec_algo")),
+    Used(
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner",
+        "DecodeCudaGraphRunner.__init__",
+        ("model_runner", "attn_backend", "speculative_num_draft_tokens"),
+    ),
+    Used("sglang.srt.model_executor.model_runner", "ModelRunner._get_attention_backend"),
+    Used("sglang.srt.runtime_context", "get_context"),
+    Used("sglang.srt.runtime_context", "RuntimeContext.override", ("source", "fields")),
     Used("sglang.srt.runtime_context", "get_parallel"),
+    Used("sglang.srt.runtime_context", "get_spec"),
     Used("sglang.srt.utils", "is_cpu"),
 )
 

@@ -1,16 +1,17 @@
-"""Trees of any size on GPUs, where SGLang's attention backends and CUDA graphs each know one size.
+"""CUDA graphs for trees of any size, where each of SGLang's knows one.
 
-For each of a few node counts there is an attention backend and a runner with graphs of that width;
-a step uses the smallest that its trees fit, padded with nodes that no path reaches. Modelled on
-what SGLang does for its own adaptive chains (EAGLEWorkerV2.build_adaptive_runtime_state and
-apply_runtime_state, 0.5.23), for the target's side alone. On a CPU, trees keep their size.
+For each of a few node counts there is a runner with graphs of that width; a step uses the smallest
+that its trees fit, padded with nodes that no path reaches. Modelled on what SGLang does for its own
+adaptive chains (EAGLEWorkerV2.build_adaptive_runtime_state and apply_runtime_state, 0.5.23), for
+the target's side alone. Without graphs, as on a CPU, trees keep their size: SGLang's attention
+takes any.
 """
 
 import logging
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -29,39 +30,31 @@ def bucket_widths(reachable: Sequence[int], largest: int) -> list[int]:
     return sorted({1, *reachable, *(width for width in coarse if width > widest), largest})
 
 
-class _Bucket(NamedTuple):
-    attention: Any
-    graphs: Any
-
-
 class WidthBuckets:
-    """The target's attention backend and graph runner by tree size; none on a CPU."""
+    """The target's graph runners by tree size; none where SGLang has captured no graphs."""
 
     def __init__(self, runner: "ModelRunner") -> None:
         self._runner = runner
         self._widths: list[int] = []
-        self._buckets: dict[int, _Bucket] = {}
+        self._graphs: dict[int, Any] = {}
 
     def capture(self, widths: Sequence[int]) -> None:
-        """Build a bucket per width; call it after SGLang has captured its own graphs, those of the
+        """Capture graphs of every width; call it after SGLang has captured its own, those of the
         largest width, which are used as they are."""
-        if self._runner.device == "cpu":
+        runner, own = self._runner, self._runner.decode_cuda_graph_runner
+        if runner.device == "cpu" or own is None:
             return
-        from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
-
-        runner = self._runner
-        own = _Bucket(runner.attn_backend, runner.decode_cuda_graph_runner)
         self._widths = sorted(widths)
-        for width in self._widths[:-1]:
+        self._graphs[self._widths[-1]] = own
+        for width in reversed(self._widths[:-1]):  # the larger first: their memory is reused
             with self._override(width):
-                attention, graphs = self._new_backend(), own.graphs
-                if isinstance(own.graphs, DecodeCudaGraphRunner):
-                    graphs = DecodeCudaGraphRunner(
-                        runner, attn_backend=attention, speculative_num_draft_tokens=width
-                    )
-            self._buckets[width] = _Bucket(attention, graphs)
-            log.info("ready for trees of %d nodes", width)
-        self._buckets[self._widths[-1]] = own
+                # Its workspace is shared with SGLang's own backend: scratch of one kernel at a
+                # time, and hundreds of megabytes.
+                attention = runner._get_attention_backend()
+                self._graphs[width] = type(own)(
+                    runner, attn_backend=attention, speculative_num_draft_tokens=width
+                )
+            log.info("captured graphs for trees of %d nodes", width)
 
     def width(self, nodes: int) -> int:
         """The size that trees of `nodes` are padded to."""
@@ -71,29 +64,20 @@ class WidthBuckets:
 
     @contextmanager
     def using(self, width: int) -> Iterator[None]:
-        """Run the target with the bucket of this width."""
-        bucket = self._buckets.get(width)
-        if bucket is None:
-            yield
-            return
+        """Run the target with the graphs of this width. A batch of more requests than any graph has
+        runs without one, by SGLang's own attention backend."""
         runner = self._runner
-        saved = runner.attn_backend, runner.decode_cuda_graph_runner
-        runner.attn_backend, runner.decode_cuda_graph_runner = bucket
+        own = runner.decode_cuda_graph_runner
+        runner.decode_cuda_graph_runner = self._graphs.get(width, own)
         try:
             yield
         finally:
-            runner.attn_backend, runner.decode_cuda_graph_runner = saved
-
-    def _new_backend(self) -> Any:
-        saved = self._runner.init_new_workspace
-        try:
-            return self._runner._get_attention_backend(init_new_workspace=True)
-        finally:
-            self._runner.init_new_workspace = saved
+            runner.decode_cuda_graph_runner = own
 
     @contextmanager
     def _override(self, width: int) -> Iterator[None]:
-        """SGLang's own idea of a tree's size: backends and graphs read it when they are made."""
+        """SGLang's own idea of a tree's size: attention backends read it when they are made, and
+        size their buffers for graphs by it."""
         from sglang.srt.runtime_context import get_context, get_spec
 
         saved = get_spec().speculative_num_draft_tokens
