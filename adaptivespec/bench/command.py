@@ -46,8 +46,13 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         ignore_eos=args.ignore_eos,
     )
-    drafters: list[str | None] = list(args.drafters or [None])
-    settings = {} if args.url else {name: _settings(args, name) for name in drafters}
+    texts: list[str | None] = args.drafters or [None]
+    drafters = texts if len(texts) > 1 else [None]  # a single one needs no name
+    settings = {
+        name: _settings(args, text)
+        for name, text in zip(drafters, texts, strict=True)
+        if not args.url
+    }
     arms = _arms(args, settings.get(drafters[0]), drafters)
     plan_sweep = _sweep(args, sets, settings.get(drafters[0]))
     runners: dict[str | None, Runner] = {url: Endpoint(url) for _, url in args.peers}

@@ -49,6 +49,11 @@ class InProcess:
             name: _with_room(each, longest, concurrency) for name, each in settings.items()
         }
         self._decoder = load_decoder(shared, shared.target.compute.device)
+        if longest > (context := self._decoder.config.context_length):
+            raise ConfigError(
+                f"--max-tokens: {max_tokens} and the longest prompt make {longest} tokens; "
+                f"the model's context is {context}"
+            )
         self._engines: dict[Any, TargetEngine] = {}
         self._drafters: dict[Any, Drafter] = {}
         self._systems: dict[Any, LocalSystem] = {}
@@ -108,8 +113,9 @@ class InProcess:
     def _system(self, arm: Arm) -> LocalSystem:
         """The arm's controller. Arms share engines and drafters: turns never overlap, and one ends
         when both sides have let its requests go."""
-        settings = self._settings[arm.drafter]
-        drafter = settings.drafter if arm.mode != "off" else None
+        plain = arm.mode == "off"
+        settings = next(iter(self._settings.values())) if plain else self._settings[arm.drafter]
+        drafter = None if plain else settings.drafter
         policy = arm.policy or settings.policy
         if (drafter, policy) not in self._systems:
             settings = msgspec.structs.replace(settings, drafter=drafter, policy=policy)

@@ -19,11 +19,12 @@ def draw_all(cells: Sequence[Cell], folder: Path) -> list[tuple[str, str]]:
     drawn = []
     for name, (draw, caption) in FIGURES.items():
         with library.rc_context({"svg.hashsalt": name, "font.size": 9, "axes.axisbelow": True}):
-            figure = figures.Figure(figsize=(8, 4), layout="constrained")
+            figure = figures.Figure(figsize=(9, 4), layout="constrained")
             axes = figure.subplots()
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(axis="y", color="0.9")
             if draw(axes, cells):
+                figure.legend(loc="outside right upper", fontsize=8, frameon=False)
                 figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
                 drawn.append((f"{name}.svg", caption))
     return drawn
@@ -40,13 +41,17 @@ def _whole(cells: Sequence[Cell]) -> list[Cell]:
     return [c for c in cells if c.set == ALL] or list(cells)
 
 
-def _arms(cells: Sequence[Cell]) -> list[str]:
-    return list(dict.fromkeys(c.arm for c in cells))
+def _colours(cells: Sequence[Cell]) -> dict[str, str]:
+    """By arm, the same in every figure."""
+    arms = [arm for arm in dict.fromkeys(c.arm for c in cells) if arm != PLAIN]
+    return {PLAIN: "0.5"} | {arm: f"C{i}" for i, arm in enumerate(arms)}
 
 
 def _speed(axes: Any, cells: Sequence[Cell]) -> bool:
+    colours = _colours(cells)
     cells = [c for c in _first(cells) if c.vs_plain is not None and c.arm != PLAIN]
-    sets, arms = list(dict.fromkeys(c.set for c in cells)), _arms(cells)
+    sets = list(dict.fromkeys(c.set for c in cells))
+    arms = list(dict.fromkeys(c.arm for c in cells))
     width = 0.8 / max(1, len(arms))
     for i, arm in enumerate(arms):
         for c in (c for c in cells if c.arm == arm):
@@ -57,36 +62,34 @@ def _speed(axes: Any, cells: Sequence[Cell]) -> bool:
                 value,
                 width,
                 yerr=errors,
-                color=f"C{i}",
+                color=colours[arm],
                 label=arm if c.set == sets[0] else None,
             )
     axes.axhline(1, color="0.4", linewidth=1)
     axes.set_xticks(range(len(sets)), sets)
     axes.set_ylabel("tokens/s, ratio to plain decoding")
-    axes.legend(fontsize=8)
     return bool(cells)
 
 
 def _ladder(axes: Any, cells: Sequence[Cell]) -> bool:
-    cells = _whole(cells)
+    cells, colours = _whole(cells), _colours(cells)
     levels = sorted({c.concurrency for c in cells})
-    for arm in _arms(cells):
+    for arm in dict.fromkeys(c.arm for c in cells):
         points = [(c.concurrency, c.tokens_per_s) for c in cells if c.arm == arm]
-        axes.plot(*zip(*points, strict=True), marker="o", label=arm)
+        axes.plot(*zip(*points, strict=True), marker="o", color=colours[arm], label=arm)
     axes.set_xscale("log", base=2)
     axes.set_xticks(levels, map(str, levels))
     axes.set(xlabel="requests at once", ylabel="tokens/s of all together", ylim=(0, None))
-    axes.legend(fontsize=8)
     return len(levels) > 1
 
 
 def _positions(axes: Any, cells: Sequence[Cell]) -> bool:
+    colours = _colours(cells)
     cells = [c for c in _whole(_first(cells)) if c.accepted_at]
     for c in cells:
         rates = c.accepted_at or []
-        axes.plot(range(1, len(rates) + 1), rates, marker="o", label=c.arm)
+        axes.plot(range(1, len(rates) + 1), rates, marker="o", color=colours[c.arm], label=c.arm)
     axes.set(xlabel="position in the draft", ylabel="share of steps that accept it", ylim=(0, 1))
-    axes.legend(fontsize=8)
     return bool(cells)
 
 
@@ -101,22 +104,21 @@ def _steps(axes: Any, cells: Sequence[Cell]) -> bool:
     axes.invert_yaxis()
     axes.grid(visible=False)
     axes.set_xlabel("decoding step, ms")
-    if cells:
-        axes.legend(fontsize=8)
     return bool(cells)
 
 
 def _quality(axes: Any, cells: Sequence[Cell]) -> bool:
-    cells = _whole(_first(cells))
-    scored = any(c.accuracy is not None for c in cells)
-    kept = [(c, c.accuracy if scored else c.agreement) for c in cells if c.vs_plain is not None]
-    kept = [(c, value) for c, value in kept if value is not None]
-    for c, value in kept:
-        axes.plot(c.vs_plain.value, value, "o", label=c.arm)  # type: ignore[union-attr]
+    cells, colours = _whole(_first(cells)), _colours(cells)
+    scored = any(c.accuracy for c in cells)
+    axes.axvline(1, color="0.4", linewidth=1)
+    for c in cells:
+        value = c.accuracy if scored else c.agreement
+        if c.vs_plain is not None and value is not None:
+            axes.plot(c.vs_plain.value, value, "o", color=colours[c.arm], label=c.arm)
     axes.set_xlabel("tokens/s, ratio to plain decoding")
     axes.set_ylabel("accuracy" if scored else "agreement with the baseline")
-    axes.legend(fontsize=8)
-    return len(kept) > 1
+    axes.set_ylim(-0.03, 1.03)
+    return len(axes.lines) > 2
 
 
 FIGURES: dict[str, tuple[Draw, str]] = {

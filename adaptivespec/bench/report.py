@@ -30,10 +30,10 @@ def report(
     status: Mapping[str, Any] | None,
 ) -> str:
     """All of it. `starts`: the provenance of each start of the run."""
-    parts = ["# Benchmark", _setting(plan, starts), "## Results"]
+    parts = ["# Benchmark", _setting(plan, starts), "## Results", table.overview(cells, baseline)]
     pairs = "prompts" if max(plan.concurrency) == 1 else "prompts, or blocks of them at once"
     parts += [f"![{caption}]({file})\n\n*{caption}.*" for file, caption in figures]
-    parts += [f"## Speed, answers and drafts\n\n{_notes(plan, baseline, pairs)}"]
+    parts += ["## In detail", _notes(plan, baseline, pairs)]
     for name, at_once in dict.fromkeys((c.set, c.concurrency) for c in cells):
         chosen = [c for c in cells if (c.set, c.concurrency) == (name, at_once)]
         title = f"### {name}" + (f", {at_once} at once" if max(plan.concurrency) > 1 else "")

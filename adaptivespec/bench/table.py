@@ -30,7 +30,7 @@ def ratio(value: Ratio | None) -> str:
     """With its interval, where there is one."""
     if value is None:
         return NONE
-    if value.low is None or value.high is None:
+    if value.low is None or value.high is None or value.low == value.high:
         return f"{value.value:.2f}"
     return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
 
