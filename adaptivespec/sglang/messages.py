@@ -62,6 +62,10 @@ class State(msgspec.Struct, frozen=True, tag=True):
     drafted_tokens: int
     accepted_tokens: int
     promoted_tokens: int
+    passes: int  # verifications, each of a whole batch
+    graph_passes: int  # of these, by a captured CUDA graph
+    drafter_s: float  # computed by the drafter for them, in all
+    verify_s: float  # taken by them, in all
     step_overhead_s: float | None
     stalled_s: float  # since the last step ended, while requests are running
     drafting: bool

@@ -80,6 +80,8 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         self._trace = StepTrace()
         self._overheads: deque[float] = deque(maxlen=1024)
         self._steps = self._drafted = self._accepted = self._promoted = 0
+        self._passes = self._graph_passes = 0
+        self._drafter_s = self._verify_s = 0.0
         self._stepped_at = time.monotonic()
         self._tree_cache: Any = None
         if isinstance(settings.drafter, EagleSettings):
@@ -146,6 +148,10 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             drafted_tokens=self._drafted,
             accepted_tokens=self._accepted,
             promoted_tokens=self._promoted,
+            passes=self._passes,
+            graph_passes=self._graph_passes,
+            drafter_s=self._drafter_s,
+            verify_s=self._verify_s,
             step_overhead_s=statistics.median(self._overheads) if self._overheads else None,
             stalled_s=time.monotonic() - self._stepped_at if running else 0.0,
             drafting=remote.drafting is not None,
@@ -259,6 +265,10 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         if batch.return_logprob:
             compute_spec_logprobs(batch, output, walked.predict, accept_index=walked.accept_index)
         verify_s = time.perf_counter() - drafted_at
+        self._passes += 1
+        self._graph_passes += bool(result.can_run_cuda_graph)
+        self._drafter_s += drafter_s + drafting_s
+        self._verify_s += verify_s
 
         self._trace_verify(sequences, accepted, drafted_wall, verify_s)
         for sequence, outcome in zip(sequences, accepted, strict=True):
