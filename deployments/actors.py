@@ -39,6 +39,11 @@ class DraftInfo(msgspec.Struct, frozen=True):
     state_size: int
 
 
+def own_host(settings: Settings) -> str:
+    """Where an actor listens for the other one."""
+    return "127.0.0.1" if settings.on_one_node else ray.util.get_node_ip_address()
+
+
 class _Actor:
     """A worker whose messages come over a channel on a thread of its own, one peer at a time; Ray
     carries only the set-up."""
@@ -46,7 +51,7 @@ class _Actor:
     def __init__(self, settings: Settings, compute: Compute, role: str) -> None:
         self._settings = settings
         self._role = role
-        self._host = "127.0.0.1" if settings.on_one_node else ray.util.get_node_ip_address()
+        self._host = own_host(settings)
         self._device = torch.device(compute.device)
         torch.set_num_threads(compute.threads)
         # An interpreter that finalises ends its threads where they are, and torch aborts the
@@ -84,8 +89,9 @@ class TargetActor(_Actor):
         self._endpoints = {generation: endpoint}
         return endpoint.address
 
-    def join_link(self, generation: int) -> None:
-        """Meet the drafter; the worker takes the link at the next UseLink. Raises LinkDown."""
+    def join_link(self, generation: int, _drafter: Address) -> None:
+        """Meet the drafter; the worker takes the link at the next UseLink. Messages to the drafter
+        are the controller's. Raises LinkDown."""
         settings = self._settings
         link = self._endpoints.pop(generation).accept(
             settings.link_timeout_s, settings.link_setup_timeout_s

@@ -4,19 +4,17 @@ import asyncio
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import ray
 from ray.actor import ActorClass, ActorHandle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from adaptivespec.config import Compute, Settings
 from adaptivespec.errors import AdaptiveSpecError, DrafterLost, TargetLost
-from adaptivespec.port import DraftPort, TargetPort
-from deployments.actors import DraftActor, DraftInfo, TargetActor, TargetInfo
-from transport.frames import FROM_DRAFT, FROM_TARGET
-from transport.port import open_port
+from deployments.actors import DraftActor, DraftInfo
+from transport.channel import Address
 
 log = logging.getLogger(__name__)
 
@@ -26,68 +24,88 @@ _CALL_S = 15.0  # a set-up call that loads nothing
 _ALIVE_S = 1.0  # a drafter that cannot say so sooner is started anew
 
 
+class Loaded(Protocol):
+    """What the `load` of every target actor returns."""
+
+    @property
+    def pid(self) -> int: ...
+
+
+Info = TypeVar("Info", bound=Loaded)
+
+
 @dataclass(frozen=True)
 class Linked:
-    """A connected drafter: its port, and the link's generation."""
+    """A drafter that is joined to the target: where it takes messages, and the generation of the
+    link."""
 
-    port: DraftPort
+    drafter: Address
     generation: int
     needs_states: bool
 
 
-class Cell:
+class Cell(Generic[Info]):
     """Starts the actors in their bundles of this replica's placement group, which Serve created
-    with the replica and removes with it. An actor that is found dead is started again."""
+    with the replica and removes with it. An actor that is found dead is started again.
 
-    def __init__(self, settings: Settings, env: dict[str, str]) -> None:
+    An actor of `target_class` is made from the settings; `load` makes it ready, and `open_link`
+    and `join_link` connect it to the drafter.
+    """
+
+    def __init__(self, settings: Settings, env: dict[str, str], target_class: ActorClass) -> None:
+        self.target: ActorHandle | None = None
         self._settings = settings
         self._env = env
-        self._target: ActorHandle | None = None
+        self._target_class = target_class
         self._draft: ActorHandle | None = None
         self._generation = 0
 
-    async def start_target(self) -> tuple[TargetPort, TargetInfo]:
-        """Start the target anew and connect to it. Raises ConfigError for what a restart cannot
-        cure, TargetLost otherwise."""
-        _kill(self._target)
+    async def start_target(self) -> Info:
+        """Start the target anew. Raises ConfigError for what a restart cannot cure, TargetLost
+        otherwise."""
+        self.kill_target()
         settings = self._settings
-        self._target = self._spawn(TargetActor, TARGET_BUNDLE, settings.target.compute)
-        info = await _call(self._target.load, settings.startup_timeout_s, TargetLost)
+        self.target = self._spawn(self._target_class, TARGET_BUNDLE, settings.target.compute)
+        info: Info = await call(self.target.load, settings.startup_timeout_s, TargetLost)
         log.info("target ready: process %d", info.pid)
-        port: TargetPort = await asyncio.to_thread(
-            open_port, info.address, FROM_TARGET, settings.target_timeout_s, TargetLost
-        )
-        return port, info
+        return info
+
+    def kill_target(self) -> None:
+        """End its process, if there is one, and with it whatever calls are under way."""
+        _kill(self.target)
 
     async def link_drafter(self) -> Linked:
-        """Connect a drafter, starting one unless the present one still answers, and join it to the
-        target by a link of a new generation. Raises ConfigError for what a restart cannot cure,
-        DrafterLost otherwise."""
-        target = self._target
+        """Join a drafter, a new one unless the present one still answers, to the target by a link
+        of a new generation. Raises ConfigError for what a restart cannot cure, DrafterLost
+        otherwise."""
+        target = self.target
         assert target is not None
         draft, info = await self._live_drafter()
         self._generation += 1
         generation = self._generation
-        timeout_s = self._settings.link_timeout_s
-        port: DraftPort = await asyncio.to_thread(
-            open_port, info.address, FROM_DRAFT, timeout_s, DrafterLost
+        address = await call(target.open_link, _CALL_S, DrafterLost, generation)
+        await asyncio.gather(
+            call(target.join_link, _CALL_S, DrafterLost, generation, info.address),
+            call(draft.join_link, _CALL_S, DrafterLost, generation, address),
         )
-        try:
-            address = await _call(target.open_link, _CALL_S, DrafterLost, generation)
-            await asyncio.gather(
-                _call(target.join_link, _CALL_S, DrafterLost, generation),
-                _call(draft.join_link, _CALL_S, DrafterLost, generation, address),
-            )
-        except AdaptiveSpecError:
-            port.close()
-            raise
         log.info("drafter ready: process %d, link generation %d", info.pid, generation)
-        return Linked(port, generation, info.state_size > 0)
+        return Linked(info.address, generation, info.state_size > 0)
+
+    async def drafter_died(self) -> bool:
+        """Whether the drafter's process has ended; one that is only slow to answer has not."""
+        assert self._draft is not None
+        try:
+            await asyncio.wait_for(self._draft.load.remote(), _ALIVE_S)
+        except RayActorError:
+            return True
+        except TimeoutError:
+            return False
+        return False
 
     async def _live_drafter(self) -> tuple[ActorHandle, DraftInfo]:
         if self._draft is not None:
             try:
-                return self._draft, await _call(self._draft.load, _ALIVE_S, DrafterLost)
+                return self._draft, await call(self._draft.load, _ALIVE_S, DrafterLost)
             except DrafterLost as error:
                 log.warning("restarting the drafter: %s", error)
                 _kill(self._draft)
@@ -95,7 +113,7 @@ class Cell:
         assert drafter is not None
         self._draft = self._spawn(DraftActor, DRAFT_BUNDLE, drafter.compute)
         startup_s = self._settings.startup_timeout_s
-        return self._draft, await _call(self._draft.load, startup_s, DrafterLost)
+        return self._draft, await call(self._draft.load, startup_s, DrafterLost)
 
     def _spawn(self, actor: ActorClass, bundle: int, compute: Compute) -> ActorHandle:
         # Ray would say one thread. The other is said again here, for a worker may load torch before
@@ -132,7 +150,7 @@ def _kill(actor: ActorHandle | None) -> None:
         ray.kill(actor)
 
 
-async def _call(method: Any, timeout_s: float, lost: type[Exception], *args: Any) -> Any:
+async def call(method: Any, timeout_s: float, lost: type[Exception], *args: Any) -> Any:
     """Await a call of an actor. Its own errors are raised as they are; its death, and silence for
     `timeout_s`, raise `lost`."""
     try:

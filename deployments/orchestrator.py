@@ -1,8 +1,7 @@
-"""The orchestrator deployment: one cell, its step loop, and the care for both."""
+"""The orchestrator deployment: one engine, and the care for both of its sides."""
 
 import asyncio
 import logging
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -10,15 +9,11 @@ import msgspec
 
 from adaptivespec import tracing
 from adaptivespec.config import Settings
-from adaptivespec.controller import Controller
 from adaptivespec.errors import AdaptiveSpecError, DrafterLost, LinkDown, TargetLost
-from adaptivespec.policy import make_policy
-from adaptivespec.request import NOTHING_USED, Delta, GenerationRequest
-from adaptivespec.tokenizer import load_tokenizer
-from deployments.actors import TargetInfo
-from deployments.cell import Cell
-from deployments.status import Counters, DrafterState, Load, Status, TargetState
-from deployments.step_loop import StepLoop
+from adaptivespec.limits import Limits
+from adaptivespec.request import Delta, GenerationRequest
+from deployments.engine import make_engine
+from deployments.status import DrafterState, Load, Status, TargetState
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +28,10 @@ class Orchestrator:
     async def __init__(self, settings: Settings, env: dict[str, str]) -> None:  # type: ignore[misc]
         """Start everything once. Raises ConfigError where that can never succeed."""
         tracing.configure("adaptivespec-orchestrator")
-        # The step loop shares the interpreter with Serve's event loop, whose work on each delta
-        # would otherwise hold up the next step by up to 5 ms.
-        sys.setswitchinterval(2e-4)
         self._settings = settings
-        self._tokenizer = load_tokenizer(settings.model.path)
-        self._policy = make_policy(settings.policy)
-        self._cell = Cell(settings, env)
-        self._events = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._loop = StepLoop(self._on_target_lost)
-        self._past = NOTHING_USED  # by targets that are gone
-        self._info: TargetInfo | None = None
+        self._engine = make_engine(settings, env, self._lose_target, self._lose_drafter)
+        self._limits: Limits | None = None
         self._target: TargetState = "starting"
         self._drafter: DrafterState = "starting" if settings.drafter else "none"
         await self._start_target()
@@ -61,24 +48,24 @@ class Orchestrator:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """Yield what each step adds to the request. Closing early frees its slot and cache.
         Raises RequestError, Overloaded, TargetLost."""
-        async with aclosing(self._loop.generate(request)) as deltas:
+        async with aclosing(self._engine.generate(request)) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def status(self) -> Status:
         """State, load and limits. Asks the target, so that "ready" means it answered just now."""
-        settings, info = self._settings, self._info
+        settings, limits = self._settings, self._limits
         target, load = self._target, Load()
         if target == "ready":
             try:
-                load = await asyncio.wait_for(self._loop.ask(self._load), _ANSWER_S)
+                load = await asyncio.wait_for(self._engine.load(), _ANSWER_S)
             except (TargetLost, TimeoutError) as error:
                 log.warning("the target does not answer: %s", error)
                 target = "lost"
         return Status(
             model=settings.model.name,
-            context_length=info.limits.longest if info else 0,
-            vocab_size=info.limits.vocab_size if info else 0,
+            context_length=limits.longest if limits else 0,
+            vocab_size=limits.vocab_size if limits else 0,
             max_running=settings.target.max_running,
             kv_tokens=settings.target.kv_tokens,
             drafter_kind=settings.drafter_kind,
@@ -96,7 +83,7 @@ class Orchestrator:
 
     async def check_health(self) -> None:
         """For Serve: raises when this replica can no longer heal itself."""
-        if not self._loop.alive or self._keeper.done():
+        if not self._engine.alive or self._keeper.done():
             raise RuntimeError("the orchestrator's own tasks have ended; its log says why")
 
     # -- keeping the cell whole -------------------------------------------------------------------
@@ -105,35 +92,23 @@ class Orchestrator:
         """Raises ConfigError or TargetLost; the target then counts as lost."""
         self._target = "starting"
         try:
-            port, self._info = await self._cell.start_target()
+            self._limits = await self._engine.start_target()
         except AdaptiveSpecError:
             self._target = "lost"
             raise
-        controller = Controller(
-            port,
-            self._info.limits,
-            self._tokenizer,
-            self._policy,
-            self._settings.max_promotions,
-            self._on_drafter_lost,
-        )
-        self._target = "ready"
-        await self._loop.adopt(controller)
+        if self._target == "starting":  # and not lost again already
+            self._target = "ready"
 
     async def _attach_drafter(self) -> None:
         """Raises DrafterLost, LinkDown or TargetLost; the drafter then counts as lost."""
         self._drafter = "starting"
         try:
-            linked = await self._cell.link_drafter()
-            self._drafter = "ready"
-            await self._loop.ask(
-                lambda controller: controller.attach(
-                    linked.port, linked.generation, linked.needs_states
-                )
-            )
+            await self._engine.attach_drafter()
         except AdaptiveSpecError:
             self._drafter = "lost"
             raise
+        if self._drafter == "starting":  # and not lost again already
+            self._drafter = "ready"
 
     async def _keep_whole(self) -> None:
         while True:
@@ -151,38 +126,11 @@ class Orchestrator:
                     await asyncio.sleep(delay_s)
                     delay_s = min(2 * delay_s, _MAX_RETRY_S)
 
-    def _on_target_lost(self, controller: Controller) -> None:
-        def mark() -> None:
-            self._past += controller.totals
-            self._target = "lost"
-            self._lose_drafter()
-
-        self._events.call_soon_threadsafe(mark)
-
-    def _on_drafter_lost(self, reason: str) -> None:
-        self._events.call_soon_threadsafe(self._lose_drafter)
+    def _lose_target(self) -> None:
+        self._target = "lost"
+        self._lose_drafter()
 
     def _lose_drafter(self) -> None:
         if self._settings.drafter:
             self._drafter = "lost"
         self._changed.set()
-
-    def _load(self, controller: Controller) -> Load:
-        """What is going on, and what both sides really hold."""
-        target, drafter = controller.ping()
-        totals, overhead = self._past + controller.totals, controller.overhead_s()
-        return Load(
-            running=controller.running,
-            queued=controller.waiting,
-            kv_tokens_used=controller.kv_used,
-            target_requests=target.requests,
-            target_kv_tokens=target.cache_tokens,
-            drafter_requests=drafter.requests if drafter else 0,
-            counters=Counters(
-                steps=totals.steps,
-                drafted_tokens=totals.drafted_tokens,
-                accepted_tokens=totals.accepted_tokens,
-                promoted_tokens=totals.promoted_tokens,
-            ),
-            step_overhead_ms=overhead and overhead * 1e3,
-        )

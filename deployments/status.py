@@ -19,6 +19,10 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: int = 0
     promoted_tokens: int = 0
 
+    def __add__(self, other: "Counters") -> "Counters":
+        mine, theirs = msgspec.structs.asdict(self), msgspec.structs.asdict(other)
+        return Counters(**{name: count + theirs[name] for name, count in mine.items()})
+
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What is going on, and what both sides say that they hold: all zero when nothing runs."""

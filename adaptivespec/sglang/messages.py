@@ -67,7 +67,7 @@ class State(msgspec.Struct, frozen=True, tag=True):
     drafter_s: float  # computed by the drafter for them, in all
     verify_s: float  # taken by them, in all
     step_overhead_s: float | None
-    stalled_s: float  # since the last step ended, while requests are running
+    stalled_s: float  # since a step last began or ended, while requests are running
     drafting: bool
     lost: str | None
 

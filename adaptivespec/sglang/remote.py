@@ -36,7 +36,7 @@ class RemoteDrafter:
     ) -> None:
         self.drafting: Drafting | None = None
         self.link: Link | None = None
-        self.lost: str | None = None
+        self._lost: str | None = None
         self._settings = settings
         self._host = host
         self._layout = LinkLayout.of(settings, state_size)
@@ -58,6 +58,7 @@ class RemoteDrafter:
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is None or endpoint.address.generation != message.generation:
             raise LinkDown(f"nobody waits for a drafter of generation {message.generation}")
+        self._offer(None)  # a drafter listens to one at a time
         settings = self._settings
         link = endpoint.accept(settings.link_timeout_s, settings.link_setup_timeout_s)
         try:
@@ -65,11 +66,19 @@ class RemoteDrafter:
         except DrafterLost:
             link.close()
             raise
+        self._offer(_Connected(message.generation, port, link))
+
+    def _offer(self, connected: _Connected | None) -> None:
         with self._lock:
-            unused, self._offered = self._offered, _Connected(message.generation, port, link)
+            unused, self._offered = self._offered, connected
         if unused is not None:
             unused.port.close()
             unused.link.close()
+
+    @property
+    def lost(self) -> str | None:
+        """Why the last drafter was given up; None while there is one, if only for the next step."""
+        return None if self._offered else self._lost
 
     def adopt(self) -> bool:
         """Use what was offered since the last step; whether that is another drafter, which knows no
@@ -79,7 +88,7 @@ class RemoteDrafter:
         if offered is None:
             return False
         self.close()
-        self.lost, self.link = None, offered.link
+        self._lost, self.link = None, offered.link
         self.drafting = Drafting(offered.port, self._needs_states, self._settings.max_state_rows)
         try:
             offered.port.post(UseLink(offered.generation))
@@ -90,7 +99,7 @@ class RemoteDrafter:
     def lose(self, error: AdaptiveSpecError) -> None:
         """Go on without the drafter, which broke off with `error`."""
         log.warning("decoding goes on without the drafter: %s", error)
-        self.lost = str(error)
+        self._lost = str(error)
         self.close()
 
     def close(self) -> None:

@@ -178,6 +178,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         """SGLang's call for every batch; the last three serve schedules that are refused."""
         self._tree_cache = batch.tree_cache
+        self._stepped_at = time.monotonic()  # it may have been idle for long
         sequences = self._requests.of(batch.reqs)
         self._trace.begin(sequences)
         try:

@@ -201,7 +201,8 @@ class Server:
             ]
             return pids[0] if pids else None
 
-        return Cell(pid(replica), pid("TargetActor"), pid("DraftActor"))
+        target = pid("TargetActor") or pid("SGLangActor")
+        return Cell(pid(replica), target, pid("DraftActor"))
 
     def actors(self) -> list[dict[str, Any]]:
         """Live actors, by Ray's state API."""
