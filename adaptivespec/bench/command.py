@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         ignore_eos=args.ignore_eos,
     )
     texts: list[str | None] = args.drafters or [None]
-    drafters = texts if len(texts) > 1 else [None]  # a single one needs no name
+    drafters: list[str | None] = texts if len(texts) > 1 else [None]  # one needs no name
     settings = {
         name: _settings(args, text)
         for name, text in zip(drafters, texts, strict=True)

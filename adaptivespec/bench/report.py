@@ -1,6 +1,7 @@
 """The report: what was measured, how, and what came out, in Markdown."""
 
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,9 +75,10 @@ def _setting(plan: Plan, starts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _notes(plan: Plan, baseline: str, pairs: str) -> str:
-    return NOTES.format(
+    text = NOTES.format(
         pairs=pairs, baseline=baseline, max_tokens=plan.options.max_tokens, none=table.NONE
     )
+    return textwrap.fill(text, 100)
 
 
 def _sweep(plan: Plan, found: Mapping[str, Found]) -> str:

@@ -97,15 +97,13 @@ def _text(value: Any) -> str:
 def _hub(repo: str, file: str) -> Callable[[], Path]:
     def fetch() -> Path:
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
         try:
             return Path(hf_hub_download(repo, file, repo_type="dataset"))
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        except OSError as error:  # the hub's network and HTTP errors are OSErrors
             reason, *_ = str(error).splitlines()
             raise ConfigError(
-                f"{file} of {repo} on the Hub cannot be had: {reason}; "
-                "a copy is read with --set NAME=FILE"
+                f"{file} of {repo}, with --set NAME=FILE a copy of it, is needed; {reason}"
             ) from error
 
     return fetch

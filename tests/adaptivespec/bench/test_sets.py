@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,33 @@ def test_a_row_that_is_no_text_is_named(tmp_path: Path) -> None:
     file.write_text("not json\n")
     with pytest.raises(ConfigError, match="--set"):
         read_set(f"{file}:question")
+
+
+def test_a_known_set_comes_from_the_hubs_cache(tmp_path: Path) -> None:
+    repo = tmp_path / "datasets--HuggingFaceH4--MATH-500"
+    snapshot = repo / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("0" * 40)
+    row = {"problem": "What is $1 + 1$?", "answer": "2"}
+    (snapshot / "test.jsonl").write_text(json.dumps(row))
+    program = "from adaptivespec.bench.sets import read_set; print(read_set('math500').items[0])"
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "What is $1 + 1$?" in done.stdout
+    assert "{'answer': '2'}" in done.stdout
+    (snapshot / "test.jsonl").unlink()
+    failed = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ConfigError: --set 'math500': test.jsonl of HuggingFaceH4/MATH-500" in failed.stderr
