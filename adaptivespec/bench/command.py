@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 import yaml
 
-from adaptivespec.bench import sweep, table
+from adaptivespec.bench import plots, sweep, table
 from adaptivespec.bench.arms import Arm, grid
 from adaptivespec.bench.endpoint import Endpoint
 from adaptivespec.bench.in_process import InProcess
-from adaptivespec.bench.plots import draw_all
 from adaptivespec.bench.records import write_json
 from adaptivespec.bench.report import report
 from adaptivespec.bench.run import Plan, Run, Sweep, choose_baseline
@@ -39,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     sets = [read_set(text) for text in args.sets]
     _distinct("--set", [prompts.name for prompts in sets])
     check_ladder(sets, args.concurrency)
+    plots.check()
     scorers = {prompts.name: scorer_of(prompts.kind) for prompts in sets}
     options = Options(
         max_tokens=args.max_tokens,
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         args.out / "results.json",
         taken.begun | {"baseline": baseline, "sweep": found, "cells": cells, "status": status},
     )
-    figures = draw_all(cells, args.out)
+    figures = plots.draw_all(cells, args.out)
     text = report(plan, taken.begun["starts"], cells, baseline, found, figures, status)
     (args.out / "report.md").write_text(text, encoding="utf-8")
     whole = [c for c in cells if c.set == ALL] or cells

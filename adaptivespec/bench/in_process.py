@@ -13,7 +13,7 @@ from adaptivespec.bench.arms import Arm
 from adaptivespec.bench.records import Answer, Counts, Outcome, StepSplit
 from adaptivespec.bench.runner import Options
 from adaptivespec.bench.sets import Item
-from adaptivespec.config import EagleSettings, Settings
+from adaptivespec.config import DrafterSettings, EagleSettings, Settings
 from adaptivespec.drafters.base import Drafter
 from adaptivespec.drafters.build import make_drafter
 from adaptivespec.engine.build import load_decoder, make_engine
@@ -54,9 +54,9 @@ class InProcess:
                 f"--max-tokens: {max_tokens} and the longest prompt make {longest} tokens; "
                 f"the model's context is {context}"
             )
-        self._engines: dict[Any, TargetEngine] = {}
-        self._drafters: dict[Any, Drafter] = {}
-        self._systems: dict[Any, LocalSystem] = {}
+        self._engines: dict[EagleSettings | None, TargetEngine] = {}
+        self._drafters: dict[DrafterSettings, Drafter] = {}
+        self._systems: dict[str, LocalSystem] = {}
 
     def identity(self) -> dict[str, Any]:
         drafters = [each.drafter for each in self._settings.values()]
@@ -71,8 +71,9 @@ class InProcess:
         return None
 
     def close(self) -> None:
-        for held in (self._systems, self._drafters, self._engines):
-            held.clear()
+        self._systems.clear()
+        self._drafters.clear()
+        self._engines.clear()
 
     def run(self, arm: Arm, items: Sequence[Item], concurrency: int, options: Options) -> Outcome:
         controller = self._system(arm).controller
@@ -111,23 +112,33 @@ class InProcess:
         )
 
     def _system(self, arm: Arm) -> LocalSystem:
-        """The arm's controller. Arms share engines and drafters: turns never overlap, and one ends
-        when both sides have let its requests go."""
-        plain = arm.mode == "off"
-        settings = next(iter(self._settings.values())) if plain else self._settings[arm.drafter]
-        drafter = None if plain else settings.drafter
-        policy = arm.policy or settings.policy
-        if (drafter, policy) not in self._systems:
-            settings = msgspec.structs.replace(settings, drafter=drafter, policy=policy)
-            states_for = drafter if isinstance(drafter, EagleSettings) else None
-            if states_for not in self._engines:
-                self._engines[states_for] = make_engine(self._decoder, settings)
-            if drafter is not None and drafter not in self._drafters:
-                self._drafters[drafter] = make_drafter(settings, drafter.compute.device)
-            self._systems[drafter, policy] = LocalSystem(
-                settings, self._engines[states_for], self._tokenizer, self._drafters.get(drafter)
+        """The arm's own controller, for a policy may learn. Engines and drafters are shared: turns
+        never overlap, and one ends when both sides have let its requests go."""
+        if arm.name not in self._systems:
+            plain = arm.mode == "off"
+            settings = next(iter(self._settings.values())) if plain else self._settings[arm.drafter]
+            settings = msgspec.structs.replace(
+                settings,
+                drafter=None if plain else settings.drafter,
+                policy=arm.policy or settings.policy,
             )
-        return self._systems[drafter, policy]
+            self._systems[arm.name] = LocalSystem(
+                settings, self._engine(settings), self._tokenizer, self._drafter(settings)
+            )
+        return self._systems[arm.name]
+
+    def _engine(self, settings: Settings) -> TargetEngine:
+        """The one that keeps what the settings' drafter needs."""
+        states = settings.drafter if isinstance(settings.drafter, EagleSettings) else None
+        if states not in self._engines:
+            self._engines[states] = make_engine(self._decoder, settings)
+        return self._engines[states]
+
+    def _drafter(self, settings: Settings) -> Drafter | None:
+        named = settings.drafter
+        if named is not None and named not in self._drafters:
+            self._drafters[named] = make_drafter(settings, named.compute.device)
+        return None if named is None else self._drafters[named]
 
 
 def _with_room(settings: Settings, longest: int, concurrency: int) -> Settings:

@@ -11,9 +11,13 @@ from adaptivespec.bench.summary import ALL, Cell
 Draw = Callable[[Any, Sequence[Cell]], bool]
 
 
+def check() -> None:
+    """Raises ConfigError without matplotlib: before anything is measured, not after."""
+    extra.load("matplotlib.figure", "the report's plots")
+
+
 def draw_all(cells: Sequence[Cell], folder: Path) -> list[tuple[str, str]]:
-    """Write the figures that there are values for; (file name, caption) of each. Raises ConfigError
-    without matplotlib."""
+    """Write the figures that there are values for; (file name, caption) of each."""
     library = extra.load("matplotlib", "the report's plots")
     figures = extra.load("matplotlib.figure", "the report's plots")
     drawn = []
