@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 import yaml
 
@@ -16,7 +17,7 @@ from adaptivespec.bench.run import Plan, Run, Sweep, choose_baseline
 from adaptivespec.bench.runner import Options, Runner
 from adaptivespec.bench.schedule import check_ladder
 from adaptivespec.bench.scorers import scorer_of
-from adaptivespec.bench.sets import PromptSet, read_set
+from adaptivespec.bench.sets import Item, PromptSet, read_set
 from adaptivespec.bench.summary import ALL
 from adaptivespec.config import (
     DCSPolicy,
@@ -46,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         ignore_eos=args.ignore_eos,
     )
+    if args.url:
+        _check_left_to_server(args)
     texts: list[str | None] = args.drafters or [None]
     drafters: list[str | None] = texts if len(texts) > 1 else [None]  # one needs no name
     settings = {
@@ -55,44 +58,69 @@ def run(args: argparse.Namespace) -> int:
     }
     arms = _arms(args, settings.get(drafters[0]), drafters)
     plan_sweep = _sweep(args, sets, settings.get(drafters[0]))
-    runners: dict[str | None, Runner] = {url: Endpoint(url) for _, url in args.peers}
-    if args.url:
-        runners[None] = Endpoint(args.url)
-    else:
-        items = [item for prompts in sets for item in prompts.items]
-        items += plan_sweep.items if plan_sweep else []
-        runners[None] = InProcess(settings, items, args.max_tokens, max(args.concurrency))
-    plan = Plan(
-        system=runners[None].identity(),
-        peers={url: runners[url].identity() for _, url in args.peers},
-        arms=arms,
-        drafters=drafters,
-        kappas=_kappas(args),
-        sets=[PromptSet(s.name, s.kind, s.items, []) for s in sets],
-        sweep=plan_sweep,
-        concurrency=args.concurrency,
-        rounds=args.rounds,
-        options=options,
-    )
-    taken = Run(args.out, plan, runners)
-    arms, swept, found = taken.search()
-    taken.measure(arms)
-    status = runners[None].status()
-    for runner in runners.values():
-        runner.close()
+    items = [item for prompts in sets for item in prompts.items]
+    items += plan_sweep.items if plan_sweep else []
+    with _runners(args, settings, items) as runners:
+        plan = Plan(
+            system=runners[None].identity(),
+            peers={url: runners[url].identity() for _, url in args.peers},
+            arms=arms,
+            drafters=drafters,
+            kappas=_kappas(args),
+            sets=[PromptSet(s.name, s.kind, s.items, []) for s in sets],
+            sweep=plan_sweep,
+            concurrency=args.concurrency,
+            rounds=args.rounds,
+            options=options,
+        )
+        benchmark = Run(args.out, plan, runners)
+        arms, swept, found = benchmark.search()
+        benchmark.measure(arms)
+        status = runners[None].status()
     baseline = choose_baseline(arms, swept)
-    cells = taken.summarise(scorers, baseline)
-    write_json(
-        args.out / "results.json",
-        taken.begun | {"baseline": baseline, "sweep": found, "cells": cells, "status": status},
-    )
+    cells = benchmark.summarise(scorers, baseline)
+    results = {"baseline": baseline, "sweep": found, "cells": cells, "status": status}
+    write_json(args.out / "results.json", benchmark.begun | results)
     figures = plots.draw_all(cells, args.out)
-    text = report(plan, taken.begun["starts"], cells, baseline, found, figures, status)
+    text = report(plan, benchmark.begun["starts"], cells, baseline, found, figures, status)
     (args.out / "report.md").write_text(text, encoding="utf-8")
     whole = [c for c in cells if c.set == ALL] or cells
     print(table.overview(cells if len(sets) < 5 else whole, baseline))
     print(f"\n{args.out / 'report.md'}", file=sys.stderr)
     return 0
+
+
+@contextmanager
+def _runners(
+    args: argparse.Namespace, settings: Mapping[str | None, Settings], items: Sequence[Item]
+) -> Iterator[Mapping[str | None, Runner]]:
+    """By URL of a peer; None for the server, or the model in this process."""
+    runners: dict[str | None, Runner] = {}
+    with ExitStack() as stack:
+        for url in dict.fromkeys([url for _, url in args.peers]):
+            runners[url] = Endpoint(url)
+            stack.callback(runners[url].close)
+        runners[None] = (
+            Endpoint(args.url)
+            if args.url
+            else InProcess(settings, items, args.max_tokens, max(args.concurrency))
+        )
+        stack.callback(runners[None].close)
+        yield runners
+
+
+def _check_left_to_server(args: argparse.Namespace) -> None:
+    """Raises ConfigError for an option that only a model in this process can follow."""
+    policies = [text for text in args.policies or [] if text is not None]
+    for name, value in {
+        "--config": args.config,
+        "--model": args.path,
+        "--dtype": args.dtype,
+        "--drafter": args.drafters,
+        "--policy": policies,
+    }.items():
+        if value:
+            raise ConfigError(f"{name}: is the server's own with --url")
 
 
 def _settings(args: argparse.Namespace, drafter: str | None) -> Settings:
@@ -120,13 +148,6 @@ def _arms(
     args: argparse.Namespace, settings: Settings | None, drafters: Sequence[str | None]
 ) -> list[Arm]:
     """`settings` are None for a server."""
-    given = {
-        name: getattr(args, name) for name in ("config", "path", "dtype", "drafters", "policies")
-    }
-    theirs = {"path": "model", "drafters": "drafter", "policies": "policy"}
-    for name, value in given.items():
-        if args.url and value and value != [None]:
-            raise ConfigError(f"--{theirs.get(name, name)}: is the server's own with --url")
     largest = settings.max_shape if settings else None
     shapes = [
         check_shape(shape, "--shape", largest)
