@@ -1,6 +1,7 @@
 """What every other test here stands on: on a CPU, with the stand-in for its kernels, SGLang decodes
 and verifies draft trees exactly as transformers would continue each prompt."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ def test_plain_decoding_gives_transformers_greedy_tokens(engine: StartEngine) ->
         expect_transformers_tokens(generate(running))
 
 
+@pytest.mark.skipif(
+    not (shutil.which("c++") and shutil.which("ninja")), reason="SGLang compiles its n-gram tries"
+)
 def test_ngram_trees_give_the_same_tokens_in_fewer_steps(engine: StartEngine) -> None:
     """Trees from the host, as ours are. The second round repeats the first, so they are right."""
     with engine(speculative_algorithm="NGRAM", speculative_num_draft_tokens=8) as running:

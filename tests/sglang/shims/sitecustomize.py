@@ -10,6 +10,7 @@ which is how the cure reaches spawned processes.
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from typing import Any
 
 SCHEMAS = [
     f"{name}(Tensor dets, Tensor scores, float threshold) -> Tensor" for name in ("nms", "qnms")
@@ -19,7 +20,7 @@ SCHEMAS = [
 class _BeforeTorchvision(MetaPathFinder):
     """Finds nothing; defines the schemas when torchvision is first asked for."""
 
-    library = None  # a torch.library.Library takes its schemas with it when it is freed
+    library: Any = None  # a torch.library.Library takes its schemas with it when it is freed
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         if fullname == "torchvision" and _BeforeTorchvision.library is None:

@@ -41,8 +41,8 @@ __all__ = [
 
 # The attention backend calls these two as operators. A namespace of operators takes functions too,
 # and goes on raising AttributeError for what it does not have.
-torch.ops.sgl_kernel.decode_attention_cpu = decode_attention_cpu
-torch.ops.sgl_kernel.extend_attention_cpu = extend_attention_cpu
+torch.ops.sgl_kernel.decode_attention_cpu = decode_attention_cpu  # type: ignore[attr-defined]
+torch.ops.sgl_kernel.extend_attention_cpu = extend_attention_cpu  # type: ignore[attr-defined]
 
 
 def __getattr__(name: str) -> Callable[..., NoReturn]:
