@@ -42,7 +42,7 @@ def configure(service_name: str, provider: "TracerProvider | None" = None) -> Tr
     Raises ConfigError when another exporter than OTLP, or another protocol than http/protobuf, is
     asked for."""
     global _provider, _tracer
-    if _tracer is None and (provider is not None or _wanted()):
+    if _tracer is None and (provider is not None or wanted()):
         _provider = provider or _new_provider(service_name)
         _tracer = _provider.get_tracer("adaptivespec")
     return _tracer
@@ -148,8 +148,8 @@ def response_attributes(finish_reason: FinishReason, usage: Usage) -> Attributes
     }
 
 
-def _wanted() -> bool:
-    """Whether the environment asks for traces, in a form that we can serve."""
+def wanted() -> bool:
+    """Whether the environment asks for traces. Raises ConfigError as `configure` does."""
     if _variable("OTEL_SDK_DISABLED").lower() == "true":
         return False
     exporter = _variable("OTEL_TRACES_EXPORTER").lower()

@@ -12,11 +12,13 @@ import yaml
 
 from adaptivespec.config import load_settings
 from adaptivespec.errors import ConfigError
+from adaptivespec.sglang.launch import check_options
+from adaptivespec.sglang.plugin import check_registration
 
 
 def check(file: Path) -> str:
     """What the file will serve, and where, in one line. Raises ConfigError for settings that are
-    not allowed, and for a port that is taken."""
+    not allowed, for an SGLang that is not the one needed, and for a port that is taken."""
     try:
         config: dict[str, Any] = yaml.safe_load(file.read_text())
         args = [application.get("args", {}) for application in config["applications"]]
@@ -24,6 +26,9 @@ def check(file: Path) -> str:
         raise ConfigError(f"not a Serve configuration: {error!r}") from error
     served = []
     for settings in map(load_settings, args):
+        if settings.engine == "sglang":
+            check_registration()
+            check_options(settings)
         served.append(
             f"{settings.model.name} (drafter {settings.drafter_kind}, policy "
             f"{settings.policy_kind}, kappa {settings.kappa})"

@@ -4,18 +4,24 @@ SGLang has no argument for an algorithm's own settings, so they travel in a file
 the environment of the engine's processes.
 """
 
+import difflib
+import logging
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 import msgspec
 
+from adaptivespec import tracing
 from adaptivespec.config import EagleSettings, Settings
 from adaptivespec.errors import ConfigError
 from adaptivespec.models.sources import resolve
 from adaptivespec.sglang.plugin import ALGORITHM
 from transport.channel import Address
+
+log = logging.getLogger(__name__)
 
 _VARIABLE = "ADAPTIVESPEC_SGLANG"
 
@@ -31,6 +37,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 def publish(config: WorkerConfig) -> Path:
     """Leave `config` for the engine that this process starts next; returns the file, which may go
     once the worker has connected."""
+    # SGLang's traces would leave by gRPC, and ours do not.
+    os.environ.setdefault("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
     with NamedTemporaryFile(prefix="adaptivespec-", suffix=".json", delete=False) as file:
         file.write(msgspec.json.encode(config))
     os.environ[_VARIABLE] = file.name
@@ -48,20 +56,43 @@ def published() -> WorkerConfig:
     return msgspec.json.decode(Path(path).read_bytes(), type=WorkerConfig)
 
 
+def check_options(settings: Settings) -> None:
+    """Raises ConfigError for an option that has another place in the settings, or none in SGLang,
+    which must be installed."""
+    from sglang.srt.server_args import ServerArgs
+
+    ours, known = _ours(settings), ServerArgs.__struct_fields__
+    for name in settings.sglang:
+        if name in ours:
+            raise ConfigError(f"sglang: {name!r} is set by the application's other settings")
+        if name not in known:
+            meant = ", ".join(map(repr, difflib.get_close_matches(name, known)))
+            raise ConfigError(
+                f"sglang: SGLang has no argument {name!r}" + (f"; it has {meant}" if meant else "")
+            )
+
+
 def engine_arguments(settings: Settings) -> dict[str, Any]:
-    """The arguments of sglang.Engine for these settings. Raises ConfigError for an option that has
-    another place in the settings."""
+    """The arguments of sglang.Engine for these settings. Raises ConfigError."""
+    check_options(settings)
+    model = {"model_path": str(resolve(settings.model.path))}
+    return _defaults(settings) | settings.sglang | _ours(settings) | model
+
+
+def _ours(settings: Settings) -> dict[str, Any]:
+    """What the settings say elsewhere, or what the plugin needs."""
     target, largest = settings.target, settings.max_shape
-    ours = {
-        "model_path": str(resolve(settings.model.path)),
+    return {
+        "model_path": settings.model.path,
         "dtype": settings.model.dtype,
         "device": target.compute.device,
         "max_running_requests": target.max_running,
         "max_total_tokens": target.kv_tokens,
         "chunked_prefill_size": target.prefill_chunk,
         "speculative_algorithm": ALGORITHM,
-        "speculative_num_steps": largest.depth,
-        "speculative_eagle_topk": largest.width,
+        # For a step SGLang reserves twice the larger of nodes and steps * width: twice the nodes.
+        "speculative_num_steps": max(1, largest.nodes // largest.width),
+        "speculative_eagle_topk": min(largest.width, largest.nodes),
         "speculative_num_draft_tokens": largest.nodes,
         # Text and stops are made where the answer is, by the same code for every engine.
         "skip_tokenizer_init": True,
@@ -71,14 +102,11 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
         # It also tells the graphs that are captured to keep the layers that the drafter reads.
         "enable_return_hidden_states": isinstance(settings.drafter, EagleSettings),
     }
-    if taken := sorted(ours.keys() & settings.sglang.keys()):
-        raise ConfigError(f"sglang: {taken[0]!r} is set by the application's other settings")
-    return _defaults(settings) | settings.sglang | ours
 
 
 def _defaults(settings: Settings) -> dict[str, Any]:
     """What `sglang` in the settings may say otherwise."""
-    common = {"log_level": "warning", "skip_server_warmup": True}
+    common = {"log_level": "warning", "skip_server_warmup": True} | _traces()
     if settings.target.compute.device == "cpu":
         return common | {
             "attention_backend": "intel_amx",
@@ -86,3 +114,17 @@ def _defaults(settings: Settings) -> dict[str, Any]:
             "disable_cuda_graph": True,
         }
     return common | {"attention_backend": "flashinfer"}
+
+
+def _traces() -> dict[str, Any]:
+    """SGLang's own spans of a request, beside ours and when these are wanted."""
+    if not tracing.wanted():
+        return {}
+    if find_spec("opentelemetry.exporter.otlp.proto.grpc") is None:
+        log.warning("traces go without SGLang's own spans: these need pip install sglang[tracing]")
+        return {}
+    return {
+        "enable_trace": True,
+        "otlp_traces_endpoint": "",  # as the OTEL_* variables say
+        "otlp_service_name": os.environ.get("OTEL_SERVICE_NAME") or "adaptivespec-sglang",
+    }

@@ -6,10 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adaptivespec.config import EagleSettings, Settings
 from adaptivespec.drafting import Feed
 from adaptivespec.errors import ConfigError
-from adaptivespec.models.eagle3 import StateProjector
+from adaptivespec.models.config import DecoderConfig
+from adaptivespec.models.eagle3 import StateProjector, load_projector
+from adaptivespec.models.sources import read_config, resolve
 from adaptivespec.sglang.requests import ServedSequence
+
+
+def head_projector(settings: Settings, device: torch.device) -> StateProjector | None:
+    """The target's side of the EAGLE-3 head that drafts, None for another drafter. Raises
+    ConfigError if it does not fit the target."""
+    if not isinstance(settings.drafter, EagleSettings):
+        return None
+    target = DecoderConfig.from_hf(read_config(resolve(settings.model.path, weights=False)))
+    dtype = getattr(torch, settings.model.dtype)
+    return load_projector(settings.drafter.path, target, dtype, device)
 
 
 def capture(model: Any, projector: StateProjector) -> None:

@@ -5,6 +5,8 @@ import uuid
 from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
+import torch
+
 from adaptivespec.config import Settings
 from adaptivespec.errors import (
     AdaptiveSpecError,
@@ -34,6 +36,7 @@ from adaptivespec.sglang.messages import (
 )
 from adaptivespec.sglang.plugin import check_registration
 from adaptivespec.sglang.requests import Speculation
+from adaptivespec.sglang.states import head_projector
 from adaptivespec.tokenizer import Tokenizer
 from transport.channel import Address, Channel, ChannelClosed, Listener, ProtocolError
 from transport.link import LinkAddress
@@ -44,6 +47,9 @@ _SPARE = 6
 """Positions of the context, and cache slots, that SGLang keeps from every request."""
 
 _HELLO_S = 30.0
+
+_UNTRACED = f"00-{1:032x}-{1:016x}-00"
+"""A trace context that is not sampled: without any, SGLang would begin a trace of its own."""
 
 
 class SGLangTarget:
@@ -57,6 +63,9 @@ class SGLangTarget:
         """Start an engine; `host` is this machine's address for the drafter's. Raises ConfigError
         for what cannot work."""
         check_registration()
+        arguments = engine_arguments(settings)
+        # The scheduler loads it too; but what is raised there as it starts, SGLang only logs.
+        head_projector(settings, torch.device("cpu"))
         import sglang
 
         self._settings = settings
@@ -66,8 +75,10 @@ class SGLangTarget:
         listener = Listener(host, VERSION)
         file = publish(WorkerConfig(settings, listener.address))
         try:
-            self._engine = sglang.Engine(**engine_arguments(settings))
+            self._engine = sglang.Engine(**arguments)
             self._worker: Channel[ToWorker, FromWorker] = listener.accept(FromWorker, _HELLO_S)
+        except ValueError as error:
+            raise ConfigError(f"sglang: {error}") from error
         finally:
             listener.close()
             file.unlink()
@@ -99,7 +110,6 @@ class SGLangTarget:
             )
         answer = _Answer(request, self._tokenizer)
         rid = uuid.uuid4().hex
-        trace = {"traceparent": request.traceparent} if request.traceparent else None
         self._running += 1
         try:
             chunks = await self._engine.async_generate(
@@ -107,7 +117,7 @@ class SGLangTarget:
                 sampling_params=_sampling_params(request, self._tokenizer),
                 stream=True,
                 rid=rid,
-                external_trace_header=trace,
+                external_trace_header={"traceparent": request.traceparent or _UNTRACED},
             )
             async for chunk in chunks:
                 delta = answer.extend(chunk)
@@ -216,16 +226,18 @@ def _sampling_params(request: GenerationRequest, tokenizer: Tokenizer) -> dict[s
 
 
 def _limits(settings: Settings, hello: Hello) -> Limits:
-    """SGLang reserves no room for a whole answer, but for two trees and a page ahead of it."""
-    ahead = 2 * settings.max_shape.nodes + hello.page_size
+    """SGLang reserves no room for a whole answer, but for two trees and a page ahead of it. Its
+    table of slots has room for one of these trees beyond the context, and does not check."""
+    nodes = settings.max_shape.nodes
+    ahead = 2 * nodes + hello.page_size
     limits = Limits(
-        context=hello.context - _SPARE,
+        context=hello.context - max(_SPARE, nodes + hello.page_size),
         vocab_size=hello.vocab_size,
         kv_tokens=hello.kv_tokens - ahead - _SPARE,
         prefill_chunk=settings.target.prefill_chunk,
         max_running=settings.target.max_running,
         max_queued=settings.target.max_queued,
-        max_nodes=settings.max_shape.nodes,
+        max_nodes=nodes,
         max_state_rows=settings.max_state_rows,
     )
     if limits.longest < 1:

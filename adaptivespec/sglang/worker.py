@@ -24,13 +24,9 @@ from torch import Tensor
 
 from adaptivespec import tracing
 from adaptivespec.acceptance import Acceptance, outcomes
-from adaptivespec.config import EagleSettings
 from adaptivespec.drafting import choose_shapes
 from adaptivespec.errors import DrafterLost, LinkDown
 from adaptivespec.margin import promote
-from adaptivespec.models.config import DecoderConfig
-from adaptivespec.models.eagle3 import StateProjector, load_projector
-from adaptivespec.models.sources import read_config, resolve
 from adaptivespec.policy import make_policy
 from adaptivespec.sglang.graphs import WidthBuckets, bucket_widths
 from adaptivespec.sglang.launch import published
@@ -40,7 +36,7 @@ from adaptivespec.sglang.ranks import Ranks
 from adaptivespec.sglang.records import record_prefill, record_step
 from adaptivespec.sglang.remote import RemoteDrafter
 from adaptivespec.sglang.requests import Requests, ServedSequence
-from adaptivespec.sglang.states import StatePool, capture
+from adaptivespec.sglang.states import StatePool, capture, head_projector
 from adaptivespec.sglang.verify import Links, Walked, adjust, choose, verify_input, walk
 from adaptivespec.shape import NO_DRAFT
 from adaptivespec.step_trace import StepTrace
@@ -74,7 +70,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         self._policy = make_policy(settings.policy)
         self._requests = Requests(settings, self._policy)
         self._buckets = WidthBuckets(runner)
-        self._projector: StateProjector | None = None
+        self._projector = head_projector(settings, self._device)
         self._states: StatePool | None = None
         self._remote: RemoteDrafter | None = None  # on rank 0
         self._trace = StepTrace()
@@ -84,10 +80,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         self._drafter_s = self._verify_s = 0.0
         self._stepped_at = time.monotonic()
         self._tree_cache: Any = None
-        if isinstance(settings.drafter, EagleSettings):
-            target = DecoderConfig.from_hf(read_config(resolve(settings.model.path, weights=False)))
-            dtype = getattr(torch, settings.model.dtype)
-            self._projector = load_projector(settings.drafter.path, target, dtype, self._device)
+        if self._projector is not None:
             capture(runner.model, self._projector)
         if self._ranks.first:
             tracing.configure("adaptivespec-target")
