@@ -46,9 +46,8 @@ $(DEV): $(STAMP)
 	touch $@
 
 # SGLang pins other versions than the project's own tests use, hence an environment of its own. torch
-# goes first and pinned, and alone with its dependencies, which differ from one build of it to another.
-# The list has all the rest, installed without: SGLang's would bring gigabytes of CUDA and another
-# torch, torchvision's too.
+# goes first and pinned, and alone with its dependencies, which differ between builds of it. The list
+# has all the rest, installed without: SGLang's and torchvision's are another torch and its CUDA.
 $(SGLANG_STAMP): pyproject.toml constraints.txt tests/sglang/requirements.txt | $(SGLANG_VENV)/bin/python
 	$(SGLANG_PIP) --constraint constraints.txt torch
 	$(SGLANG_PIP) --no-deps --requirement tests/sglang/requirements.txt
