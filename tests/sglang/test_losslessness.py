@@ -1,0 +1,51 @@
+"""The property above all, in SGLang: at kappa 1 the output is SGLang's own plain greedy output,
+whatever it does with its requests meanwhile."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sglang.system import EAGLE3, SGLangSystem, running_system, settings  # isort: skip
+
+from adaptivespec.request import GenerationRequest
+from tests.sglang.engine import running_engine
+from tests.sglang.prompts import CHATS, PLAIN, TOKENS, requests
+
+
+@pytest.fixture(scope="module")
+def plain(smollm2: Path) -> list[list[int]]:
+    """SGLang's own greedy answers, with the plugin installed but not selected."""
+    with running_engine(smollm2, max_running_requests=8) as engine:
+        params = {"temperature": 0, "max_new_tokens": TOKENS}
+        answers = engine.generate(input_ids=CHATS, sampling_params=params)
+    assert all("adaptivespec" not in answer["meta_info"] for answer in answers)
+    return [answer["output_ids"] for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def system(smollm2: Path, plain: list[list[int]]) -> Iterator[SGLangSystem]:
+    """Chunks shorter than the long prompts, and so few KV slots that requests are retracted. After
+    `plain`, for an engine that shuts down takes any other with it."""
+    tight = {"kv_tokens": 1100, "prefill_chunk": 96}
+    with running_system(settings(smollm2, drafter=EAGLE3, target=tight)) as running:
+        yield running
+
+
+def test_kappa_1_gives_plain_greedy_output(system: SGLangSystem, plain: list[list[int]]) -> None:
+    outputs = system.generate(requests(CHATS))
+    assert [output.tokens for output in outputs] == plain
+    accepted = sum(sum(output.steps) for output in outputs)
+    assert accepted > sum(len(output.steps) for output in outputs), "more than one per step"
+    assert sum(output.meta_info["num_retractions"] for output in outputs) > 0
+    assert sum(output.meta_info["cached_tokens"] for output in outputs) > 0
+    assert all(output.promoted == 0 for output in outputs)
+
+
+def test_plain_decoding_is_one_node(system: SGLangSystem, plain: list[list[int]]) -> None:
+    off = [GenerationRequest(prompt=p, max_tokens=TOKENS, mode="off") for p in PLAIN[:4]]
+    outputs = system.generate(off)
+    assert [output.tokens for output in outputs] == plain[:4]
+    assert all(output.drafted == 0 and not any(output.steps) for output in outputs)
+
+
