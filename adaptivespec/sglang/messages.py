@@ -1,6 +1,7 @@
 """What the owner of an engine says to the worker in its scheduler, and what that answers.
 
-The worker connects to its owner; every message has one answer, a `Refused` among them.
+The worker connects to its owner, by as many lines as `LINES`; every message has one answer, a
+`Refused` among them.
 """
 
 import msgspec
@@ -10,9 +11,12 @@ from transport.link import LinkAddress
 
 VERSION = 1
 
+LINES = 2
+"""One for questions, and one for the drafter's link, whose set-up takes time."""
+
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The worker's first word, once SGLang has allocated its cache: what it can hold."""
+    """The worker's first word on a line, once SGLang has allocated its cache: what it can hold."""
 
     pid: int
     context: int  # positions of a sequence, as SGLang counts them

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.sglang.messages import (
+    LINES,
     VERSION,
     Ask,
     FromWorker,
@@ -33,7 +34,8 @@ def answer_owner(
     state: Callable[[], State],
 ) -> None:
     """Introduce the worker to its owner, who listens within `timeout` seconds, once the engine has
-    started, and answer as long as that lives; on a thread of its own."""
+    started, and answer as long as that lives, on threads of their own: over several lines, so that
+    nothing waits for a drafter but the one who sets its link up."""
 
     def handle(message: ToWorker) -> FromWorker:
         try:
@@ -56,4 +58,5 @@ def answer_owner(
         except (ChannelClosed, TimeoutError) as error:
             log.warning("the owner of this engine has gone: %s", error)
 
-    threading.Thread(target=run, name="adaptivespec-owner", daemon=True).start()
+    for _ in range(LINES):
+        threading.Thread(target=run, name="adaptivespec-owner", daemon=True).start()

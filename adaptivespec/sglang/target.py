@@ -22,6 +22,7 @@ from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
 from adaptivespec.sglang import records
 from adaptivespec.sglang.launch import WorkerConfig, engine_arguments, publish
 from adaptivespec.sglang.messages import (
+    LINES,
     VERSION,
     Ask,
     FromWorker,
@@ -68,24 +69,24 @@ class SGLangTarget:
         head_projector(settings, torch.device("cpu"))
         import sglang
 
-        self._settings = settings
         self._tokenizer = tokenizer
         self._running = 0
-        self._asking = threading.Lock()
         listener = Listener(host, VERSION)
         file = publish(WorkerConfig(settings, listener.address))
         try:
             self._engine = sglang.Engine(**arguments)
-            self._worker: Channel[ToWorker, FromWorker] = listener.accept(FromWorker, _HELLO_S)
+            lines = [
+                _Line(listener.accept(FromWorker, _HELLO_S), settings.target_timeout_s)
+                for _ in range(LINES)
+            ]
         except ValueError as error:
             raise ConfigError(f"sglang: {error}") from error
         finally:
             listener.close()
             file.unlink()
-        hello = self._worker.recv(_HELLO_S)
-        assert isinstance(hello, Hello)
-        self.hello = hello
-        self.limits = _limits(settings, hello)
+        self._questions, self._links = self._lines = lines
+        self.hello = lines[0].hello
+        self.limits = _limits(settings, self.hello)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -134,25 +135,43 @@ class SGLangTarget:
 
     def open_link(self, generation: int) -> LinkAddress:
         """Wait for the drafter of this generation, and for no earlier one any longer."""
-        return self._ask(OpenLink(generation), LinkOpened, LinkDown).address
+        return self._links.ask(OpenLink(generation), LinkOpened, LinkDown).address
 
     def join_link(self, generation: int, drafter: Address) -> None:
         """Meet the drafter, whose messages go to `drafter`; the next step uses it. Raises
         LinkDown."""
-        self._ask(JoinLink(generation, drafter), Joined, LinkDown)
+        self._links.ask(JoinLink(generation, drafter), Joined, LinkDown)
 
     def state(self) -> State:
         """What the worker and its drafter hold. Raises TargetLost."""
-        return self._ask(Ask(), State, TargetLost)
+        return self._questions.ask(Ask(), State, TargetLost)
 
-    def _ask(
+    def close(self) -> None:
+        """End the engine's processes."""
+        for line in self._lines:
+            line.close()
+        self._engine.shutdown()
+
+
+class _Line:
+    """A line to the worker: one message at a time, whichever thread it comes from."""
+
+    def __init__(self, channel: Channel[ToWorker, FromWorker], timeout_s: float) -> None:
+        self._channel = channel
+        self._timeout_s = timeout_s
+        self._asking = threading.Lock()
+        hello = channel.recv(_HELLO_S)
+        assert isinstance(hello, Hello)
+        self.hello = hello
+
+    def ask(
         self, message: ToWorker, kind: type[Answer], failure: type[AdaptiveSpecError]
     ) -> Answer:
-        settings = self._settings
+        """The worker's answer. Raises `failure` when it refuses, TargetLost when there is none."""
         with self._asking:
             try:
-                self._worker.send(message)
-                answer = self._worker.recv(settings.target_timeout_s)
+                self._channel.send(message)
+                answer = self._channel.recv(self._timeout_s)
             except (ChannelClosed, ProtocolError, TimeoutError) as error:
                 raise TargetLost(f"SGLang's scheduler does not answer: {error}") from error
         if isinstance(answer, kind):
@@ -160,9 +179,8 @@ class SGLangTarget:
         raise failure(answer.reason if isinstance(answer, Refused) else f"{answer!r}")
 
     def close(self) -> None:
-        """End the engine's processes."""
-        self._worker.close()
-        self._engine.shutdown()
+        """Hang up."""
+        self._channel.close()
 
 
 class _Answer:
