@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -486,6 +487,7 @@ def run_alone(name: str, arguments: list[str], result: Path) -> Outcome:
 
 
 def run_here(name: str, machine: Machine, result: Path) -> None:
+    sys.excepthook = _leave
     try:
         outcome = True, CHECKS[name](machine)
     except CheckFailed as error:
@@ -494,6 +496,13 @@ def run_here(name: str, machine: Machine, result: Path) -> None:
     # SGLang's threads, and its handlers at exit, are of no interest any more.
     sys.stdout.flush()
     os._exit(0)
+
+
+def _leave(kind: Any, error: BaseException, trace: Any) -> None:
+    """In the place of an orderly exit, which would wait for an engine that was left running."""
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def visible_gpus() -> list[str]:
