@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 from tests.sglang.engine import OPTIONS  # isort: skip  before transformers
 
 import psutil
 
+from tests.e2e.answers import COUNTING, complete, reference
 from tests.e2e.server import Server, application, eventually
 
 APP = "sglang"
@@ -56,3 +58,27 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
         return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
     eventually(alive, lambda found: not found)
+
+
+def assert_serves(server: Server, tokens: int = 40) -> None:
+    """Requests are answered, with the drafter's help."""
+    eventually(lambda: server.health(APP)["http"] == HTTPStatus.OK)
+    eventually(lambda: server.health(APP)["drafter"] == "ready")
+    answer = complete(server.client(APP), COUNTING, tokens)
+    assert answer.text == reference(COUNTING, tokens).text
+    assert answer.accepted_tokens > 0
+    server.wait_until_idle(APP)
+
+
+def kill_drafter(server: Server) -> int:
+    """Returns its process id."""
+    pid = server.cell(APP).draft
+    assert pid is not None
+    psutil.Process(pid).kill()
+    return pid
+
+
+def wait_for_successor(server: Server, old: int) -> None:
+    """Until another drafter has taken the place of process `old`."""
+    eventually(lambda: server.cell(APP).draft not in (None, old))
+    eventually(lambda: server.health(APP)["drafter"] == "ready")

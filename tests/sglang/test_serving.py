@@ -12,9 +12,12 @@ from tests.sglang.serving import (  # isort: skip  before transformers
     APP,
     QUEUED,
     RUNNING,
+    assert_serves,
     engine_processes,
+    kill_drafter,
     scheduler,
     serving,
+    wait_for_successor,
     wait_until_gone,
 )
 
@@ -242,28 +245,6 @@ def test_one_trace_has_our_spans_and_sglangs(
 
 
 # -- deaths ---------------------------------------------------------------------------------------
-
-
-def assert_serves(server: Server) -> None:
-    """Requests are answered, with the drafter's help."""
-    eventually(lambda: server.health(APP)["http"] == HTTPStatus.OK)
-    eventually(lambda: server.health(APP)["drafter"] == "ready")
-    answer = complete(server.client(APP), COUNTING, TOKENS)
-    assert answer.text == reference(COUNTING, TOKENS).text
-    assert answer.accepted_tokens > 0
-    server.wait_until_idle(APP)
-
-
-def kill_drafter(server: Server) -> int:
-    pid = server.cell(APP).draft
-    assert pid is not None
-    psutil.Process(pid).kill()
-    return pid
-
-
-def wait_for_successor(server: Server, old: int) -> None:
-    eventually(lambda: server.cell(APP).draft not in (None, old))
-    eventually(lambda: server.health(APP)["drafter"] == "ready")
 
 
 def test_an_answer_outlives_its_drafter(server: Server, client: openai.OpenAI) -> None:
