@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
-from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_penalties
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
-from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 from torch import Tensor
 
 from adaptivespec.margin import Walk
@@ -95,29 +93,6 @@ def _with_prefix(mask: Tensor, batch: "ScheduleBatch") -> Tensor:
     full = torch.ones(total, dtype=torch.bool, device=mask.device)
     full[at.flatten()] = mask.flatten()
     return full
-
-
-def adjust(logits: Tensor, batch: "ScheduleBatch", tokens: Tensor, tree: Links) -> None:
-    """Apply, in place, what a request's parameters do to the logits [B * N, V] at the nodes
-    `tokens` [B, N]: penalties (over what was emitted before this step, as in all of SGLang's
-    speculation), biases and grammars."""
-    info, size = batch.sampling_info, tokens.shape[1]
-    if info.acc_additive_penalties is not None:
-        logits.add_(info.acc_additive_penalties.repeat_interleave(size, 0))
-    if info.acc_scaling_penalties is not None:
-        apply_scaling_penalties(logits, info.acc_scaling_penalties.repeat_interleave(size, 0))
-    if info.logit_bias is not None:
-        logits.add_(info.logit_bias.repeat_interleave(size, 0))
-    if batch.has_grammar:
-        mask = build_grammar_vocab_mask(
-            reqs=batch.reqs,
-            tree=GrammarTree.from_device(*tree, tokens.clamp_min(0).long()),
-            sampling_info=info,
-            device=logits.device,
-            barrier=None,
-        )
-        if mask is not None:
-            mask.apply(logits)
 
 
 def choose(

@@ -1,13 +1,12 @@
 """The real SGLang with the plugin, and its drafter in another process."""
 
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.sglang.engine import OPTIONS, kill_process_tree  # isort: skip  before SGLang
+from tests.sglang.engine import OPTIONS, EndTheCall, kill_process_tree  # isort: skip  before SGLang
 
 from adaptivespec.config import Settings, load_settings
 from adaptivespec.request import GenerationRequest, Origin
@@ -97,9 +96,7 @@ def running_target(settings: Settings) -> Iterator[SGLangSystem]:
     tokenizer = load_tokenizer(settings.model.path)
     try:
         target = SGLangTarget(settings, tokenizer, "127.0.0.1")
-        target._engine.tokenizer_manager.auto_create_handle_loop()
-        loop = target._engine.tokenizer_manager.event_loop
-        loop.add_signal_handler(signal.SIGQUIT, loop.stop)
+        target._engine.tokenizer_manager.signal_handler_class = EndTheCall
         yield SGLangSystem(target)
         target.close()
     finally:
