@@ -113,7 +113,9 @@ def _defaults(settings: Settings) -> dict[str, Any]:
             "sampling_backend": "pytorch",
             "disable_cuda_graph": True,
         }
-    return common | {"attention_backend": "flashinfer"}
+    # FlashInfer has no fp32.
+    exact = settings.model.dtype == "float32"
+    return common | {"attention_backend": "triton" if exact else "flashinfer"}
 
 
 def _traces() -> dict[str, Any]:
