@@ -25,11 +25,15 @@ def plain(smollm2: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def system(smollm2: Path, plain: list[list[int]]) -> Iterator[SGLangSystem]:
-    """Chunks shorter than the long prompts, and so few KV slots that requests are retracted. After
-    `plain`, for an engine that shuts down takes any other with it."""
+    """Chunks shorter than the long prompts, few KV slots, and SGLang's own switch to retract
+    requests every few steps. After `plain`, for an engine that shuts down takes any other with
+    it."""
     tight = {"kv_tokens": 1100, "prefill_chunk": 96}
-    with running_system(settings(smollm2, drafter=EAGLE3, target=tight)) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_TEST_RETRACT", "true")
+        patch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "10")
+        with running_system(settings(smollm2, drafter=EAGLE3, target=tight)) as running:
+            yield running
 
 
 def test_kappa_1_gives_plain_greedy_output(system: SGLangSystem, plain: list[list[int]]) -> None:
