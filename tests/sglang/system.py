@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.sglang.engine import OPTIONS, EndTheCall, kill_process_tree  # isort: skip  before SGLang
+from tests.sglang.engine import OPTIONS, EndTheCall  # isort: skip  before SGLang
+
+from sglang.srt.utils import kill_process_tree
 
 from adaptivespec.config import Settings, load_settings
 from adaptivespec.request import GenerationRequest, Origin

@@ -1,6 +1,5 @@
 """The plugin names what it needs of SGLang, and refuses another."""
 
-from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
@@ -19,11 +18,10 @@ from adaptivespec.sglang.plugin import ALGORITHM, check_registration
 
 
 @pytest.fixture
-def unregistered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang as it is before its plugins are loaded."""
     monkeypatch.setattr("sglang.srt.plugins._plugins_loaded", False)
     monkeypatch.setattr(spec_registry, "_REGISTRY", {})
-    return
 
 
 def test_the_installed_sglang_is_the_one_that_works() -> None:

@@ -1,4 +1,4 @@
-"""At any kappa, in SGLang every step is the embedded engine's: the same tokens from the same trees."""
+"""At any kappa, every step in SGLang is the embedded engine's: the same tokens, the same trees."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from adaptivespec.config import load_settings
 from adaptivespec.local import LocalSystem
 from adaptivespec.request import Delta, GenerationRequest, Origin
 from adaptivespec.shape import Shape
-from tests.sglang.prompts import CHATS, PLAIN, TOKENS, requests
+from tests.sglang.prompts import CHATS, PLAIN, requests
 
 
 @pytest.fixture(scope="module")
