@@ -112,6 +112,7 @@ def _defaults(settings: Settings) -> dict[str, Any]:
             "attention_backend": "intel_amx",
             "sampling_backend": "pytorch",
             "disable_cuda_graph": True,
+            "sleep_on_idle": True,  # a scheduler that polls takes a core from whoever computes
         }
     # FlashInfer has no fp32.
     exact = settings.model.dtype == "float32"
