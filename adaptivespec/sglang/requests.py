@@ -1,6 +1,5 @@
 """The requests of SGLang's scheduler, as the method sees them."""
 
-import random
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -21,13 +20,14 @@ _KEY = "adaptivespec"  # in a request's custom parameters
 
 
 class Speculation(msgspec.Struct, frozen=True):
-    """What of a `GenerationRequest` SGLang's own parameters have no place for."""
+    """What of a `GenerationRequest` SGLang's own parameters have no place for. Every request has
+    it, for they all come through `SGLangTarget`."""
 
-    mode: Mode = "adaptive"
-    kappa: float | None = None
-    shape: Shape | None = None
-    seed: int | None = None
-    traceparent: str | None = None
+    mode: Mode
+    kappa: float
+    shape: Shape | None
+    sampling: SamplingParams  # SGLang's own keep neither the seed nor what a temperature of 0 was
+    traceparent: str | None
 
     @classmethod
     def params(cls, request: GenerationRequest) -> dict[str, Any]:
@@ -36,7 +36,7 @@ class Speculation(msgspec.Struct, frozen=True):
             mode=request.mode,
             kappa=request.kappa,
             shape=request.shape,
-            seed=request.sampling.seed,
+            sampling=request.sampling,
             traceparent=request.traceparent,
         )
         return {_KEY: msgspec.to_builtins(asked)}
@@ -51,7 +51,7 @@ class ServedSequence(DraftedSequence):
 
     def __init__(self, id: int, req: "Req", settings: Settings, policy: Policy) -> None:
         params = req.sampling_params
-        asked = msgspec.convert((params.custom_params or {}).get(_KEY, {}), Speculation)
+        asked = msgspec.convert(params.custom_params[_KEY], Speculation)
         self.prompt = len(req.origin_input_ids)
         super().__init__(
             id,
@@ -66,16 +66,8 @@ class ServedSequence(DraftedSequence):
         self.req = req
         self.prefilling = True
         self.held = False
-        # SGLang turns a temperature of 0 into the one most likely token.
-        self.sampling = SamplingParams(
-            temperature=0.0 if params.top_k == 1 else params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=random.getrandbits(63) if asked.seed is None else asked.seed,
-        )
-        kappa = settings.kappa if asked.kappa is None else asked.kappa
-        self.kappa = kappa if self.sampling.greedy else 1.0
+        self.sampling = asked.sampling
+        self.kappa = asked.kappa if asked.sampling.greedy else 1.0
 
     def follow(self) -> None:
         """Take up what SGLang has emitted since the last step."""

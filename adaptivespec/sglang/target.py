@@ -42,7 +42,7 @@ from adaptivespec.tokenizer import Tokenizer
 from transport.channel import Address, Channel, ChannelClosed, Listener, ProtocolError
 from transport.link import LinkAddress
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 _SPARE = 6
 """Positions of the context, and cache slots, that SGLang keeps from every request."""
@@ -109,7 +109,7 @@ class SGLangTarget:
                 f"{self.running} requests are running and {self.waiting} waiting; max_running is "
                 f"{self.limits.max_running}, max_queued {self.limits.max_queued}"
             )
-        answer = _Answer(request, self._tokenizer)
+        answer = Answer(request, self._tokenizer)
         rid = uuid.uuid4().hex
         self._running += 1
         try:
@@ -164,9 +164,7 @@ class _Line:
         assert isinstance(hello, Hello)
         self.hello = hello
 
-    def ask(
-        self, message: ToWorker, kind: type[Answer], failure: type[AdaptiveSpecError]
-    ) -> Answer:
+    def ask(self, message: ToWorker, kind: type[Reply], failure: type[AdaptiveSpecError]) -> Reply:
         """The worker's answer. Raises `failure` when it refuses, TargetLost when there is none."""
         with self._asking:
             try:
@@ -183,7 +181,7 @@ class _Line:
         self._channel.close()
 
 
-class _Answer:
+class Answer:
     """What a client receives of a request, and the counts of what it received."""
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:

@@ -76,10 +76,10 @@ class SGLangSystem:
     def generate(
         self, requests: Sequence[GenerationRequest], **sampling_params: Any
     ) -> list[Output]:
-        """Answers to greedy requests, by SGLang's own offline interface."""
+        """Answers, by SGLang's own offline interface."""
         params = [
             {
-                "temperature": 0,
+                "temperature": request.sampling.temperature,
                 "max_new_tokens": request.max_tokens,
                 "custom_params": Speculation.params(request),
                 **sampling_params,

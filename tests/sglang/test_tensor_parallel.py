@@ -62,11 +62,14 @@ def test_seeded_output_does_not_depend_on_drafts(
     def sampled(mode: Mode) -> list[list[int]]:
         asked = [
             GenerationRequest(
-                prompt=prompt, max_tokens=TOKENS, mode=mode, sampling=SamplingParams(seed=seed)
+                prompt=prompt,
+                max_tokens=TOKENS,
+                mode=mode,
+                sampling=SamplingParams(temperature=0.7, seed=seed),
             )
             for seed, prompt in enumerate(prompts)
         ]
-        outputs = system.generate(asked, temperature=0.7, ignore_eos=True)
+        outputs = system.generate(asked, ignore_eos=True)
         return [output.tokens for output in outputs]
 
     drafted = sampled("adaptive")
