@@ -13,6 +13,7 @@ from tests.sglang.serving import (  # isort: skip  before transformers
     QUEUED,
     RUNNING,
     assert_serves,
+    counting,
     engine_processes,
     kill_drafter,
     scheduler,
@@ -26,7 +27,7 @@ import openai
 import psutil
 import pytest
 
-from tests.e2e.answers import COUNTING, Streamed, chat_reference, complete, reference
+from tests.e2e.answers import COUNTING, Streamed, chat_reference, complete
 from tests.e2e.server import MODEL, Server, eventually
 from tests.otlp import OtlpReceiver, ReceivedSpan
 from tests.smollm2 import PROMPTS, chat, tokenizer
@@ -118,17 +119,15 @@ def test_concurrent_answers_are_transformers_own(client: openai.OpenAI) -> None:
 def test_max_tokens_within_an_accepted_run(client: openai.OpenAI) -> None:
     """Runs of accepted tokens are longer than one here, so of four caps in a row some fall inside
     one."""
-    caps = range(30, 34)
-    tokens = reference(COUNTING, max(caps)).tokens
-    for cap in caps:
+    for cap in range(30, 34):
         answer = complete(client, COUNTING, cap)
-        assert answer.text == tokenizer().decode(list(tokens[:cap]))
+        assert answer.text == counting(cap)
         assert answer.content[1:] == ("length", len(tokenizer().encode(COUNTING)), cap)
         assert answer.accepted_tokens > 4
 
 
 def test_a_stop_string_within_an_accepted_run(client: openai.OpenAI) -> None:
-    text = reference(COUNTING, 60).text
+    text = counting(60)
     for stop in ("11,", "12,", "13,"):
         streamed = Streamed(client, COUNTING, 60, stop=stop).answer()
         plain = complete(client, COUNTING, 60, stop=stop, mode="off")
@@ -249,10 +248,10 @@ def test_one_trace_has_our_spans_and_sglangs(
 
 def test_an_answer_outlives_its_drafter(server: Server, client: openai.OpenAI) -> None:
     groups = server.placement_groups()
-    stream = Streamed(client, COUNTING, 160)
+    stream = Streamed(client, COUNTING, 120)
     stream.wait_for(10)
     old = kill_drafter(server)
-    assert stream.answer().text == reference(COUNTING, 160).text
+    assert stream.answer().text == counting(120)
     wait_for_successor(server, old)
     assert_serves(server)
     assert server.placement_groups() == groups
@@ -320,4 +319,5 @@ def test_ctrl_c_ends_everything(server: Server, client: openai.OpenAI) -> None:
     stream.leave()
     farewell = server.output.partition("Got KeyboardInterrupt")[2]
     assert farewell
-    assert "Traceback" not in farewell, farewell
+    for noise in ("Traceback", "Request failed", "Fatal Python error", "never awaited"):
+        assert noise not in farewell, farewell
