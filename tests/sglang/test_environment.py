@@ -1,5 +1,5 @@
-"""What every other test here stands on: on a CPU, with the stand-in for its kernels, SGLang verifies
-draft trees exactly as transformers would continue each prompt."""
+"""What every other test here stands on: on a CPU, with the stand-in for its kernels, SGLang
+verifies draft trees exactly as transformers would continue each prompt."""
 
 import shutil
 from typing import Any
