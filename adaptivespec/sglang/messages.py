@@ -56,8 +56,8 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class State(msgspec.Struct, frozen=True, tag=True):
-    """What the worker and the drafter hold. `lost` says why the drafter was given up, and is None
-    while one is in use and before the first has come."""
+    """What the worker and the drafter hold for requests that have not ended. `lost` says why the
+    drafter was given up, and is None while one is in use and before the first has come."""
 
     requests: int
     kv_tokens_used: int  # by running requests; what the radix cache keeps for later is not

@@ -92,15 +92,17 @@ class Requests:
         self._closed: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._known)
+        """Those that have not ended."""
+        return sum(not s.req.finished() for s in list(self._known.values()))
 
     @property
     def held(self) -> int:
-        """Requests that the drafter knows."""
-        return sum(s.fed > 0 for s in list(self._known.values()))
+        """Of these, the ones that the drafter knows."""
+        return sum(s.fed > 0 and not s.req.finished() for s in list(self._known.values()))
 
     def of(self, reqs: Iterable["Req"]) -> list[ServedSequence]:
         """The sequences of a batch, up to date."""
+        self._forget_ended()
         sequences = []
         for req in reqs:
             sequence = self._known.get(req.rid)
@@ -131,7 +133,7 @@ class Requests:
         was retracted and comes back with a prefill."""
         present = {s.req.rid for s in decoding}
         for rid, sequence in list(self._known.items()):
-            if rid not in present and (not sequence.prefilling or sequence.req.finished()):
+            if rid not in present and not sequence.prefilling:
                 self.forget(rid)
 
     def forget(self, rid: str) -> None:
@@ -140,8 +142,15 @@ class Requests:
         if sequence is not None and sequence.held:
             self._closed.append(sequence.id)
 
+    def _forget_ended(self) -> None:
+        """SGLang tells of an end by a decoding step, and not of one with, or within, the prompt."""
+        for rid, sequence in list(self._known.items()):
+            if sequence.req.finished():
+                self.forget(rid)
+
     def take_closed(self) -> list[int]:
         """Ids that the drafter has to forget."""
+        self._forget_ended()
         closed, self._closed = self._closed, []
         return closed
 

@@ -108,15 +108,28 @@ def test_a_request_without_drafts_takes_no_room(requests: Requests) -> None:
 
 
 def test_a_request_that_is_not_in_the_decode_batch_has_left(requests: Requests) -> None:
-    reqs = [Req("decoding"), Req("retracted"), Req("chunked"), Req("aborted")]
-    sequences = requests.of(reqs)
+    sequences = requests.of([Req("decoding"), Req("retracted"), Req("chunked")])
     requests.hold(sequences)
     for sequence in sequences[:2]:
         sequence.prefilling = False
-    reqs[3].ended = True  # in the middle of its prompt
     requests.keep(sequences[:1])
-    assert requests.take_closed() == [sequences[1].id]  # "aborted" had no room
+    assert requests.take_closed() == [sequences[1].id]
     assert len(requests) == 2
+
+
+def test_a_request_may_end_with_its_prompt(requests: Requests) -> None:
+    """Its only token came from there, or it was aborted: SGLang says so nowhere but in the request,
+    and there may be no decoding step to miss it in."""
+    req = Req("a")
+    (sequence,) = requests.of([req])
+    requests.hold([sequence])
+    sequence.fed = 3
+    assert (len(requests), requests.held) == (1, 1)
+    req.ended = True
+    assert (len(requests), requests.held) == (0, 0)
+    (other,) = requests.of([Req("b")])
+    assert requests.hold([other]) == [other]
+    assert requests.take_closed() == [sequence.id]
 
 
 def test_a_retracted_request_comes_back_as_a_new_one(requests: Requests) -> None:
