@@ -5,7 +5,6 @@ one TARGET_VERIFY pass, the margin rule and SGLang's own walk. Under tensor para
 runs this; rank 0 alone talks to the drafter, and the others get its trees and choices by broadcast.
 """
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +100,6 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             self._remote, self._requests, self._policy, self._states, self._trace, self._device
         )
         hello = Hello(
-            pid=os.getpid(),
             context=runner.model_config.context_len,
             kv_tokens=token_to_kv_pool_allocator.size,
             page_size=token_to_kv_pool_allocator.page_size,
@@ -143,7 +141,6 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             verify_s=counts.verify_s,
             step_overhead_s=counts.overhead_s,
             stalled_s=counts.quiet_s if running else 0.0,
-            drafting=remote.drafting is not None,
             lost=remote.lost,
         )
 

@@ -90,3 +90,10 @@ def test_a_request_that_sglang_gives_up_says_why(
     ended = {"type": "abort", "message": "out of slots", "status_code": status}
     with pytest.raises(error, match="SGLang: out of slots"):
         answer(tokenizer).extend(chunk(prefill=40, finish=ended))
+
+
+def test_an_answer_that_sglang_ends_and_we_do_not_is_an_error(tokenizer: Tokenizer) -> None:
+    """Where it saw no numbers in the logits, for one: nothing must pass for a whole answer."""
+    ended = {"type": "stop", "matched": "NaN happened"}
+    with pytest.raises(TargetLost, match="NaN happened"):
+        answer(tokenizer).extend(chunk(prefill=40, finish=ended))
