@@ -120,7 +120,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     loaded = load_settings(settings)
     if loaded.engine != "torch":
         raise ConfigError(
-            f"--config {args.config}: engine: {loaded.engine!r} is not allowed, for it only serves; "
+            f"--config {args.config}: engine: {loaded.engine!r} is not allowed: it only serves; "
             "'torch' runs in this process"
         )
     return loaded
