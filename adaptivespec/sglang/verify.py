@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_uniform_func
 from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch import Tensor
 
@@ -93,6 +95,34 @@ def _with_prefix(mask: Tensor, batch: "ScheduleBatch") -> Tensor:
     full = torch.ones(total, dtype=torch.bool, device=mask.device)
     full[at.flatten()] = mask.flatten()
     return full
+
+
+def prepare(batch: "ScheduleBatch", trees: DraftTrees, device: torch.device) -> NgramVerifyInput:
+    """Turn a decode batch into one that verifies trees [B, N]; SGLang restores it later."""
+    spec = verify_input(trees, batch, full_mask=device.type != "cpu")
+    batch.forward_mode = ForwardMode.TARGET_VERIFY
+    batch.input_ids = spec.draft_token
+    batch.spec_info = spec
+    batch.out_cache_loc = assign_extend_cache_locs_uniform_func(
+        req_pool_indices=batch.req_pool_indices,
+        req_to_token=batch.req_to_token_pool.req_to_token,
+        start_offset=batch.seq_lens,
+        batch_size=len(batch.reqs),
+        draft_token_num=spec.draft_token_num,
+        device=device,
+    )
+    return spec
+
+
+def nothing_carried(seq_lens: Tensor, accept_lens: Tensor) -> NgramVerifyInput:
+    """What SGLang carries from a step to the next. It has a form to keep, and no content: the
+    tokens are read from the requests."""
+    return NgramVerifyInput(
+        draft_token_num=1,
+        new_seq_lens=seq_lens,
+        accept_tokens=torch.zeros_like(accept_lens),
+        accept_lens=accept_lens,
+    )
 
 
 def choose(

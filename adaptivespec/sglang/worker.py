@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_uniform_func
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_parallel
@@ -33,7 +32,7 @@ from adaptivespec.sglang.remote import RemoteDrafter
 from adaptivespec.sglang.requests import Requests, ServedSequence
 from adaptivespec.sglang.states import StatePool, capture, head_projector
 from adaptivespec.sglang.tree_source import TreeSource
-from adaptivespec.sglang.verify import Walked, choose, verify_input, walk
+from adaptivespec.sglang.verify import Walked, choose, nothing_carried, prepare, walk
 from adaptivespec.step_trace import StepTrace
 from adaptivespec.tree import DraftTrees, roots, widen
 
@@ -200,7 +199,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             can_run_cuda_graph=result.can_run_cuda_graph,
             accept_lens=ones,
             new_seq_lens=batch.seq_lens,
-            next_draft_input=_nothing_carried(batch.seq_lens, ones),
+            next_draft_input=nothing_carried(batch.seq_lens, ones),
             speculative_num_draft_tokens=1,
         )
 
@@ -230,7 +229,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         shared = widen(shared, self._buckets.width(shared.tokens.shape[1]))
 
         drafted_at, drafted_wall = time.perf_counter(), time.time()
-        spec = self._prepare(batch, shared)
+        spec = prepare(batch, shared, self._device)
         with self._buckets.using(spec.draft_token_num):
             result = self._target_worker.forward_batch_generation(batch, is_verify=True)
         output = result.logits_output
@@ -261,25 +260,9 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             can_run_cuda_graph=result.can_run_cuda_graph,
             accept_lens=walked.accept_lens,
             new_seq_lens=new_seq_lens,
-            next_draft_input=_nothing_carried(new_seq_lens, walked.accept_lens),
+            next_draft_input=nothing_carried(new_seq_lens, walked.accept_lens),
             speculative_num_draft_tokens=spec.draft_token_num,
         )
-
-    def _prepare(self, batch: "ScheduleBatch", trees: DraftTrees) -> NgramVerifyInput:
-        """Turn a decode batch into one that verifies trees [B, N]; SGLang restores it later."""
-        spec = verify_input(trees, batch, full_mask=self._device.type != "cpu")
-        batch.forward_mode = ForwardMode.TARGET_VERIFY
-        batch.input_ids = spec.draft_token
-        batch.spec_info = spec
-        batch.out_cache_loc = assign_extend_cache_locs_uniform_func(
-            req_pool_indices=batch.req_pool_indices,
-            req_to_token=batch.req_to_token_pool.req_to_token,
-            start_offset=batch.seq_lens,
-            batch_size=len(batch.reqs),
-            draft_token_num=spec.draft_token_num,
-            device=self._device,
-        )
-        return spec
 
     def _accept(
         self,
@@ -318,14 +301,3 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             tracing.record_span(
                 trace, "adaptivespec.verify", started_at, started_at + seconds, attributes
             )
-
-
-def _nothing_carried(seq_lens: Tensor, accept_lens: Tensor) -> NgramVerifyInput:
-    """What SGLang carries from a step to the next. It has a form to keep, and no content: the
-    tokens are read from the requests."""
-    return NgramVerifyInput(
-        draft_token_num=1,
-        new_seq_lens=seq_lens,
-        accept_tokens=torch.zeros_like(accept_lens),
-        accept_lens=accept_lens,
-    )
