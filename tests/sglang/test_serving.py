@@ -179,11 +179,14 @@ def test_a_full_queue_is_429_and_empties_again(server: Server, client: openai.Op
     )
     with pytest.raises(openai.RateLimitError):
         complete(client, COUNTING, 4)
-    for stream in streams[:RUNNING]:
-        stream.wait_for(1)
+    started = eventually(
+        lambda: [stream for stream in streams if stream.chunks], lambda some: len(some) == RUNNING
+    )
+    [waiting] = [stream for stream in streams if stream not in started]
+    for stream in started:
         stream.leave()
-    streams[-1].wait_for(1)  # it has moved up
-    streams[-1].leave()
+    waiting.wait_for(1)  # it has moved up
+    waiting.leave()
     server.wait_until_idle(APP)
 
 
