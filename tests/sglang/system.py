@@ -36,6 +36,7 @@ def settings(model: Path, **args: Any) -> Settings:
             "engine": "sglang",
             "kappa": 1,
             "max_shape": [7, 4, 16],
+            "link_timeout_s": 30,  # a busy machine is no lost drafter
             **args,
             "target": target | args.get("target", {}),
             "sglang": options | args.get("sglang", {}),
