@@ -69,12 +69,15 @@ def compare(
     theirs: list[list[int]],
     what: str = "answers",
 ) -> str:
-    """How many answers are the same. Raises CheckFailed at a difference that is no tie."""
+    """How many answers are the same, of as many as `ours`. Raises CheckFailed at a difference that
+    is no tie."""
     ties = 0
     for prompt, a, b in zip(prompts, ours, theirs, strict=False):
-        if a == b[: len(a)]:
+        if a == b:
             continue
-        at = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+        at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+        if at is None:
+            raise CheckFailed(f"{what}: {len(a)} tokens, not {len(b)}")
         logits = reference_logits(machine, prompt + a[:at])
         margin = abs(float(logits[a[at]] - logits[b[at]]))
         told = f"{what}: token {at} is {a[at]}, not {b[at]}, whose logits are {margin:.4f} apart"
