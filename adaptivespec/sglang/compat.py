@@ -1,7 +1,8 @@
 """Whether the installed SGLang is the one that this plugin was written against.
 
-Everything that the plugin overrides, calls or reads is listed here. Between SGLang's releases any
-of it may move; then the engine must not start and break in the middle of a request.
+What the plugin overrides, calls or reads in the scheduler is listed here, but for what SGLang's
+objects only have once they are made. Between SGLang's releases any of it may move; then the engine
+must not start and break in the middle of a request.
 """
 
 import dataclasses
@@ -131,6 +132,7 @@ USED = (
             "tree_cache",
         ),
     ),
+    Used("sglang.srt.managers.schedule_batch", "Req.finished"),
     Used("sglang.srt.model_executor.forward_batch_info", "ForwardMode.TARGET_VERIFY"),
     Used("sglang.srt.managers.overlap_utils", "FutureMap", ("device", "spec_algo")),
     Used(
