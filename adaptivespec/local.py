@@ -8,6 +8,7 @@ from adaptivespec.drafters.base import Drafter
 from adaptivespec.drafters.build import make_drafter
 from adaptivespec.engine.build import make_target
 from adaptivespec.engine.engine import TargetEngine
+from adaptivespec.guards import Guards
 from adaptivespec.limits import Limits
 from adaptivespec.link import InProcessLink
 from adaptivespec.policy import make_policy
@@ -36,7 +37,7 @@ class LocalSystem:
             Limits.of(settings, engine.config),
             tokenizer,
             make_policy(settings.policy),
-            settings.max_promotions,
+            Guards.of(settings, lambda: tokenizer),
         )
         self._generation = 0
         if drafter is not None:

@@ -74,6 +74,12 @@ def widen(trees: DraftTrees, nodes: int) -> DraftTrees:
     )
 
 
+def trim(trees: DraftTrees) -> DraftTrees:
+    """The same trees without columns that are padding in all of them."""
+    used = int(trees.sizes.max())
+    return DraftTrees(trees.tokens[:, :used], trees.parents[:, :used], trees.logprobs[:, :used])
+
+
 def fold_paths(
     values: Tensor, parents: Tensor, combine: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:

@@ -13,6 +13,7 @@ from adaptivespec.drafters.base import Drafter, Extension
 from adaptivespec.drafters.build import make_drafter
 from adaptivespec.errors import DrafterLost, Overloaded, RequestError
 from adaptivespec.local import LocalSystem
+from adaptivespec.pricing import Growth, Prices
 from adaptivespec.request import Delta, GenerationRequest, Origin
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.shape import Shape
@@ -203,9 +204,15 @@ class Mortal:
         self._count("commit")
         return self._inner.commit(extensions, states)
 
-    def draft(self, requests: Sequence[int], shapes: Sequence[Shape]) -> DraftTrees:
+    @property
+    def growth(self) -> Growth:
+        return self._inner.growth
+
+    def draft(
+        self, requests: Sequence[int], shapes: Sequence[Shape], prices: Prices | None = None
+    ) -> DraftTrees:
         self._count("draft")
-        return self._inner.draft(requests, shapes)
+        return self._inner.draft(requests, shapes, prices)
 
 
 @pytest.mark.parametrize("method", ["draft", "commit"])

@@ -47,5 +47,3 @@ def test_plain_decoding_is_one_node(system: SGLangSystem, plain: list[list[int]]
     outputs = system.generate(off)
     assert [output.tokens for output in outputs] == plain[:4]
     assert all(output.drafted == 0 and not any(output.steps) for output in outputs)
-
-
