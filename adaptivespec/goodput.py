@@ -158,10 +158,11 @@ class Goodput:
     # -- after it ---------------------------------------------------------------------------------
 
     def verified(self, trees: DraftTrees, path: Tensor, rules: Sequence[Rule]) -> None:
-        """Learn from trees [B, N] on the CPU, and what was accepted of them (Walk.path)."""
+        """Learn from trees [B, N], and what was accepted of them (Walk.path)."""
         if trees.tokens.shape[1] == 1:
             return
-        accepted = accepted_nodes(trees, path)
+        trees = trees.cpu()
+        accepted = accepted_nodes(trees, path.cpu())
         self._check(trees, accepted, rules)
         known = outcomes(trees, accepted)
         classes = list(dict.fromkeys(rules))

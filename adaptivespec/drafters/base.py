@@ -38,8 +38,9 @@ class Drafter(Protocol):
         Returns float32 [len(extensions)] on the CPU: the drafter's probability of its own top-1
         next token after the commit (0: nothing to propose). Raises KeyError: unknown request."""
 
-    growth: Growth
-    """What the last `draft` took."""
+    @property
+    def growth(self) -> Growth:
+        """What the last `draft` took."""
 
     def draft(
         self, requests: Sequence[int], shapes: Sequence[Shape], prices: Prices | None = None

@@ -13,6 +13,7 @@ from adaptivespec.policy import Policy
 from adaptivespec.request import GenerationRequest, Mode
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.shape import Shape
+from adaptivespec.signals import Rule
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -52,20 +53,6 @@ class ServedSequence(DraftedSequence):
     def __init__(self, id: int, req: "Req", settings: Settings, policy: Policy) -> None:
         params = req.sampling_params
         asked = msgspec.convert((params.custom_params or {}).get(_KEY, {}), Speculation)
-        self.prompt = len(req.origin_input_ids)
-        super().__init__(
-            id,
-            list(req.origin_input_ids),
-            params.max_new_tokens,
-            self.prompt + params.max_new_tokens + settings.max_shape.nodes,
-            policy.signals(),
-            asked.mode,
-            asked.shape,
-            asked.traceparent,
-        )
-        self.req = req
-        self.prefilling = True
-        self.held = False
         # SGLang turns a temperature of 0 into the one most likely token.
         self.sampling = SamplingParams(
             temperature=0.0 if params.top_k == 1 else params.temperature,
@@ -75,7 +62,23 @@ class ServedSequence(DraftedSequence):
             seed=random.getrandbits(63) if asked.seed is None else asked.seed,
         )
         kappa = settings.kappa if asked.kappa is None else asked.kappa
-        self.kappa = kappa if self.sampling.greedy else 1.0
+        greedy = self.sampling.greedy
+        self.kappa = kappa if greedy else 1.0
+        rule = Rule(self.kappa, 0.0 if greedy else self.sampling.temperature)
+        self.prompt = len(req.origin_input_ids)
+        super().__init__(
+            id,
+            list(req.origin_input_ids),
+            params.max_new_tokens,
+            self.prompt + params.max_new_tokens + settings.max_shape.nodes,
+            policy.signals(rule),
+            asked.mode,
+            asked.shape,
+            asked.traceparent,
+        )
+        self.req = req
+        self.prefilling = True
+        self.held = False
 
     def follow(self) -> None:
         """Take up what SGLang has emitted since the last step."""

@@ -24,9 +24,12 @@ from torch import Tensor
 
 from adaptivespec import tracing
 from adaptivespec.acceptance import Acceptance, outcomes
-from adaptivespec.drafting import choose_shapes
+from adaptivespec.cost import StepWork
+from adaptivespec.drafting import choose_prices, choose_shapes
 from adaptivespec.errors import DrafterLost, LinkDown
+from adaptivespec.guards import Guards
 from adaptivespec.margin import promote
+from adaptivespec.messages import Drafted
 from adaptivespec.policy import make_policy
 from adaptivespec.sglang.graphs import WidthBuckets, bucket_widths
 from adaptivespec.sglang.launch import published
@@ -40,7 +43,8 @@ from adaptivespec.sglang.states import StatePool, capture, head_projector
 from adaptivespec.sglang.verify import Links, Walked, adjust, choose, verify_input, walk
 from adaptivespec.shape import NO_DRAFT
 from adaptivespec.step_trace import StepTrace
-from adaptivespec.tree import DraftTrees, pad, roots, widen
+from adaptivespec.tokenizer import load_tokenizer
+from adaptivespec.tree import DraftTrees, pad, roots, trim, widen
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -68,6 +72,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         self._device = torch.device(device, gpu_id) if device == "cuda" else torch.device(device)
         self._ranks = Ranks(get_parallel().tp_group)
         self._policy = make_policy(settings.policy)
+        self._guards = Guards.of(settings, lambda: load_tokenizer(settings.model.path))
         self._requests = Requests(settings, self._policy)
         self._buckets = WidthBuckets(runner)
         self._projector = head_projector(settings, self._device)
@@ -238,8 +243,9 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             sequence.cached = length
             sequence.prefilling = False
         self._requests.keep(sequences)
-        drafter_s = self._extend_drafter(batch, sequences)
-        trees, drafting_s = self._draft(sequences) if self._ranks.first else (None, 0.0)
+        fed, feed_s = self._extend_drafter(batch, sequences)
+        trees, drafted = self._draft(sequences) if self._ranks.first else (None, None)
+        draft_s = drafted.seconds if drafted else 0.0
         shared = self._ranks.share(trees, len(sequences), self._device)
         shared = widen(shared, self._buckets.width(shared.tokens.shape[1]))
 
@@ -261,7 +267,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         verify_s = time.perf_counter() - drafted_at
         self._passes += 1
         self._graph_passes += bool(result.can_run_cuda_graph)
-        self._drafter_s += drafter_s + drafting_s
+        self._drafter_s += feed_s + draft_s
         self._verify_s += verify_s
 
         self._trace_verify(sequences, accepted, drafted_wall, verify_s)
@@ -269,7 +275,20 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             self._account(sequence, outcome)
         batch.forward_mode = ForwardMode.DECODE
         spent_s = time.perf_counter() - started
-        self._overheads.append(spent_s - drafter_s - drafting_s - verify_s)
+        self._overheads.append(spent_s - feed_s - draft_s - verify_s)
+        self._policy.stepped(
+            StepWork(
+                requests=len(sequences),
+                nodes=shared.tokens.numel(),  # padding is computed like nodes
+                tokens=sum(len(outcome.path) for outcome in accepted),
+                fed=fed,
+                feed_s=feed_s,
+                growth=drafted.growth if drafted else None,
+                draft_s=draft_s,
+                verify_s=verify_s,
+                total_s=spent_s,
+            )
+        )
         new_seq_lens = batch.seq_lens + walked.accept_lens
         return GenerationBatchResult(
             logits_output=output,
@@ -312,14 +331,19 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         sampling, starts = [s.sampling for s in sequences], [s.cached for s in sequences]
         target, gap = choose(logits, trees, sampling, starts)
         kappa = torch.tensor([s.kappa for s in sequences], device=self._device)
-        cap = self._settings.max_promotions
-        predict, promoted = promote(trees.tokens, trees.parents, target, gap, kappa, cap)
+        caps = self._guards.caps(sequences)
+        cap = None if caps is None else torch.tensor(caps, device=self._device)
+        allowed = self._guards.forbid(gap, trees.tokens, trees.parents, target)
+        predict, promoted = promote(trees.tokens, trees.parents, target, allowed, kappa, cap)
         walked = walk(spec, self._ranks.agree(predict))
-        return outcomes(trees.tokens, trees.parents, walked.plain(), promoted, gap), walked
+        plain = walked.plain()
+        self._policy.verified(trees, plain.path, [s.signals.rule for s in sequences])
+        return outcomes(trees.tokens, trees.parents, plain, promoted, gap), walked
 
     def _account(self, sequence: ServedSequence, outcome: Acceptance) -> None:
         self._trace.accepted(sequence, outcome)
         sequence.signals.update(outcome.depth, len(outcome.tokens))
+        sequence.note_promotions(outcome.promoted)
         record_step(sequence.req, outcome)
         self._steps += 1
         self._drafted += outcome.drafted
@@ -328,28 +352,33 @@ class AdaptiveSpecWorker(BaseSpecWorker):
 
     # -- the drafter ------------------------------------------------------------------------------
 
-    def _extend_drafter(self, batch: "ScheduleBatch", sequences: list[ServedSequence]) -> float:
-        """Give the drafter what it lacks of these; returns the seconds that it computed."""
+    def _extend_drafter(
+        self, batch: "ScheduleBatch", sequences: list[ServedSequence]
+    ) -> tuple[int, float]:
+        """Give the drafter what it lacks of these: the tokens that it got, and the seconds that it
+        computed."""
         remote = self._remote
         if remote is None:
-            return 0.0
+            return 0, 0.0
         if remote.adopt():
             self._requests.unfed()
         if remote.drafting is None or remote.link is None:
-            return 0.0
+            return 0, 0.0
         try:
-            feeds = remote.drafting.feeds(self._requests.hold(sequences))
+            held = self._requests.hold(sequences)
+            feeds = remote.drafting.feeds(held, self._policy.resting)
             if self._states is not None and feeds:
                 table = batch.req_to_token_pool.req_to_token
                 remote.link.send_states(self._states.read(feeds, table))
-            return remote.drafting.extend(feeds, self._requests.take_closed())
+            seconds = remote.drafting.extend(feeds, self._requests.take_closed())
+            return sum(rows.stop - rows.start for _, rows in feeds), seconds
         except (DrafterLost, LinkDown) as error:
             self._lose_drafter(error)
-            return 0.0
+            return 0, 0.0
 
-    def _draft(self, sequences: list[ServedSequence]) -> tuple[DraftTrees, float]:
-        """One tree per sequence, in their order, its root alone where none is drafted; and the
-        seconds that the drafter computed."""
+    def _draft(self, sequences: list[ServedSequence]) -> tuple[DraftTrees, Drafted | None]:
+        """One tree per sequence, in their order, its root alone where none is drafted; and what the
+        drafter says of them."""
         shapes = choose_shapes(self._policy, sequences)
         for sequence, shape in zip(sequences, shapes, strict=True):
             self._trace.planned(sequence, shape)
@@ -358,18 +387,22 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         lone = roots([sequences[i].tokens[-1] for i in order], self._device)
         remote = self._remote
         if not drafting or remote is None or remote.drafting is None or remote.link is None:
-            return roots([s.tokens[-1] for s in sequences], self._device), 0.0
+            return roots([s.tokens[-1] for s in sequences], self._device), None
         asked = [sequences[i] for i in drafting]
         wanted = [shapes[i] for i in drafting]
+        prices = choose_prices(self._policy, asked, len(sequences))
+        traces = self._trace.contexts(asked)
         try:
-            remote.drafting.draft([s.id for s in asked], wanted, self._trace.contexts(asked))
-            drafted = remote.link.recv_trees(len(asked), max(shape.nodes for shape in wanted))
-            seconds = remote.drafting.drafted()
+            remote.drafting.draft([s.id for s in asked], wanted, traces, prices)
+            received = remote.link.recv_trees(len(asked), max(shape.nodes for shape in wanted))
+            drafted = remote.drafting.drafted()
         except (DrafterLost, LinkDown) as error:
             self._lose_drafter(error)
-            return roots([s.tokens[-1] for s in sequences], self._device), 0.0
-        trees = pad(drafted.to(self._device), lone.rows(slice(len(asked), None)))
-        return trees.rows(torch.tensor(order, device=self._device).argsort()), seconds
+            return roots([s.tokens[-1] for s in sequences], self._device), None
+        trees = pad(received.to(self._device), lone.rows(slice(len(asked), None)))
+        if prices is not None:
+            trees = trim(trees)
+        return trees.rows(torch.tensor(order, device=self._device).argsort()), drafted
 
     def _lose_drafter(self, error: DrafterLost | LinkDown) -> None:
         assert self._remote is not None

@@ -1,0 +1,210 @@
+"""The policy in a world whose machine and target are known exactly."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from adaptivespec.config import GoodputPolicy, StaticPolicy
+from adaptivespec.goodput import LONGEST, Goodput
+from adaptivespec.margin import walk
+from adaptivespec.policy import Policy, Static, make_policy
+from adaptivespec.pricing import UNPRICED
+from adaptivespec.shape import NO_DRAFT, Shape
+from adaptivespec.signals import STRICT, Rule, Signals
+from adaptivespec.tree import DraftTrees, roots
+from tests.adaptivespec.drafters.test_growth import distribution, planted
+from tests.adaptivespec.machine import CPU, GPU, LOADED, Machine
+
+LARGEST = Shape(5, 4, 24)
+Target = Callable[[tuple[int, ...], np.random.Generator], int]
+"""The target's own token after a text."""
+
+
+def agreeing(text: tuple[int, ...], random: np.random.Generator) -> int:
+    """A target that samples from the drafter's own distribution: q is P(accepted)."""
+    return int(
+        random.choice(
+            12,
+            p=distribution(text).exp().double().numpy().round(7)
+            * 1.0
+            / sum(distribution(text).exp().double().numpy().round(7)),
+        )
+    )
+
+
+def disagreeing(text: tuple[int, ...], random: np.random.Generator) -> int:
+    """A target whose tokens the drafter has never heard of."""
+    return 99
+
+
+@dataclass
+class World:
+    """Requests that decode for ever."""
+
+    machine: Machine
+    target: Target
+    requests: int = 1
+    seed: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    drafted: list[int] = field(default_factory=list)
+    fed: list[int] = field(default_factory=list)
+
+    def run(self, policy: Policy, steps: int) -> "World":
+        random = np.random.default_rng(self.seed)
+        texts = [(request, self.seed) for request in range(self.requests)]
+        signals = [policy.signals(Rule(1.0, 1.0)) for _ in texts]
+        unfed = [1] * self.requests
+        for _ in range(steps):
+            fed = 0 if policy.resting else sum(unfed)
+            shapes = [NO_DRAFT] * self.requests
+            if fed:
+                unfed = [0] * self.requests
+                for each, text in zip(signals, texts, strict=True):
+                    each.confidence = float(distribution(text).max().exp())
+                shapes = policy.shapes(signals, self.requests)
+            trees, growth = roots([text[-1] for text in texts]), None
+            if any(shape != NO_DRAFT for shape in shapes):
+                grower, model = planted(texts, LARGEST)
+                prices = policy.prices(list(signals), self.requests)
+                trees = grower.draft(range(self.requests), shapes, model, prices)
+                growth = grower.growth
+            predict = self._choose(texts, trees, random)
+            walked = walk(trees.tokens, trees.parents, predict)
+            policy.verified(trees, walked.path, [each.rule for each in signals])
+            emitted = 0
+            for i, (path, bonus) in enumerate(
+                zip(walked.path.tolist(), walked.bonus.tolist(), strict=True)
+            ):
+                new = [int(trees.tokens[i, node]) for node in path[1:] if node >= 0] + [bonus]
+                texts[i] = (*texts[i][-2:], *new)
+                unfed[i] += len(new)
+                emitted += len(new)
+            nodes = int(trees.sizes.sum())
+            work = self.machine.step(self.requests, nodes, emitted, fed, growth)
+            policy.stepped(work)
+            self.tokens += emitted
+            self.seconds += work.total_s
+            self.drafted.append(nodes - self.requests)
+            self.fed.append(fed)
+        return self
+
+    def _choose(
+        self, texts: Sequence[tuple[int, ...]], trees: DraftTrees, random: np.random.Generator
+    ) -> torch.Tensor:
+        predict = torch.full_like(trees.tokens, -1)
+        for i, text in enumerate(texts):
+            paths = {0: text}
+            for node in range(int(trees.sizes[i])):
+                if node:
+                    parent = int(trees.parents[i, node])
+                    paths[node] = (*paths[parent], int(trees.tokens[i, node]))
+                predict[i, node] = self.target(paths[node], random)
+        return predict
+
+    @property
+    def goodput(self) -> float:
+        return self.tokens / self.seconds
+
+
+def goodput() -> Goodput:
+    return Goodput(GoodputPolicy(LARGEST))
+
+
+def plain() -> Static:
+    return Static(StaticPolicy(NO_DRAFT))
+
+
+def plain_goodput(machine: Machine, requests: int) -> float:
+    return requests / machine.step(requests, requests, requests, 0, None).total_s
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("requests", [1, 4])
+def test_a_useless_drafter_is_switched_off_within_20_steps(machine: Machine, requests: int) -> None:
+    world = World(machine, disagreeing, requests).run(goodput(), 300)
+    after = world.drafted[20:]
+    assert sum(drafted > 0 for drafted in after) <= len(after) // 8
+    assert max(after) <= requests, "no more than a probe"
+    assert sum(fed > 0 for fed in world.fed[-2 * LONGEST :]) <= 4
+    assert world.goodput > 0.97 * plain_goodput(machine, requests)
+
+
+@pytest.mark.parametrize("requests", [1, 8])
+def test_a_loaded_machine_decodes_plainly(requests: int) -> None:
+    world = World(LOADED, agreeing, requests).run(goodput(), 300)
+    assert world.goodput > 0.97 * plain_goodput(LOADED, requests)
+
+
+STATIC = [
+    *(Shape(depth, 1, depth + 1) for depth in (1, 2, 3, 5)),
+    *(Shape(1, 2, 3), Shape(2, 2, 5), Shape(3, 2, 7), Shape(3, 4, 8), Shape(5, 4, 16)),
+    Shape(5, 4, 24),
+]
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("requests", [1, 4])
+def test_no_static_tree_is_faster(machine: Machine, requests: int) -> None:
+    steps = 400 // requests
+    ours = World(machine, agreeing, requests).run(goodput(), steps).goodput
+    for shape in STATIC:
+        policy = Static(StaticPolicy(shape))
+        static = World(machine, agreeing, requests).run(policy, steps).goodput
+        assert ours > 0.98 * static, shape
+    assert ours > plain_goodput(machine, requests)
+
+
+def test_predictions_are_calibrated() -> None:
+    policy = goodput()
+    World(GPU, agreeing, 4).run(policy, 200)
+    assert policy.reliability.error < 0.05
+    assert sum(b.nodes for b in policy.reliability.bins) > 2000
+
+
+def test_a_drafter_that_becomes_useful_is_used_again() -> None:
+    policy = goodput()
+    World(GPU, disagreeing).run(policy, 150)
+    world = World(GPU, agreeing).run(policy, 600)
+    late = world.drafted[-100:]
+    assert sum(drafted > 1 for drafted in late) > 50
+
+
+def test_requests_that_ask_for_a_shape_have_no_price() -> None:
+    policy = goodput()
+    signals = policy.signals()
+    prices = policy.prices([signals, None, policy.signals(Rule(0.2))], 3)
+    assert prices.of == [0, UNPRICED, 1]
+    assert len(prices.curves) == 2
+
+
+def test_classes_of_rules_are_few() -> None:
+    policy = goodput()
+    assert policy.signals(Rule(0.21, 0.0)).rule == policy.signals(Rule(0.19, 0.0)).rule
+    assert policy.signals(Rule(1.0, 0.01)).rule == Rule(1.0, 0.5), "it samples"
+    assert policy.signals().rule == STRICT
+
+
+def test_what_is_reachable_is_within_the_largest_shape() -> None:
+    policy = make_policy(GoodputPolicy(Shape(3, 2, 7)))
+    assert policy.reachable == [
+        NO_DRAFT,
+        Shape(1, 2, 2),
+        Shape(2, 2, 3),
+        Shape(3, 2, 4),
+        Shape(3, 2, 6),
+        Shape(3, 2, 7),
+    ]
+    assert policy.start == Shape(3, 2, 4)
+
+
+def test_no_requests_no_shapes() -> None:
+    policy = goodput()
+    assert policy.shapes([], 0) == []
+    signals: list[Signals] = [policy.signals()]
+    signals[0].confidence = 0.99
+    assert policy.shapes(signals, 1) == [LARGEST]
+    assert policy.gain >= 1
