@@ -16,7 +16,7 @@ import numpy as np
 
 from adaptivespec.pricing import Growth
 
-MEMORY = 0.98
+MEMORY = 0.99
 """What a step still weighs when the next one has come."""
 
 WORTH = 2.0
@@ -76,8 +76,8 @@ class CostModel:
 
     def _begin(self, unit: float) -> None:
         self._begun = True
-        self._verify = Line((0.97, 0.0, 0.03), (1, 1, 8), unit)
-        self._draft = Line((0.04, 0.10, 0.003), (1, 4, 16), unit)
+        self._verify = Line((0.97, 0.0, 0.03), (1, 3, 2), unit)
+        self._draft = Line((0.04, 0.10, 0.003), (1, 2, 4), unit)
         self._feed = Line((0.08, 0.003), (1, 4), unit)
         self._rest = Line((0.02, 0.02), (1, 1), unit)
 

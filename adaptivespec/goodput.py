@@ -16,7 +16,7 @@ from torch import Tensor
 from adaptivespec.calibration import Calibration, Floats, Reliability, accepted_nodes, outcomes
 from adaptivespec.config import DCSPolicy, GoodputPolicy
 from adaptivespec.cost import CostModel, StepWork
-from adaptivespec.pricing import UNPRICED, Appraisal, Prices, best_children
+from adaptivespec.pricing import LIKELIHOODS, UNPRICED, Appraisal, Prices, best_children
 from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.signals import STRICT, Rule, Signals
 from adaptivespec.tree import DraftTrees, fold_paths
@@ -28,14 +28,18 @@ next step."""
 HOPE = 10.0, 1.5
 """Plain tokens that the gain over plain decoding starts with, and what it starts at."""
 
-ONWARD = 4.0, 0.6
-"""Expanded nodes that `Prices.onward` is drawn to its start by, and what that is: a level that was
-never worth its price is tried again some time."""
+ONWARD = 4.0, np.linspace(0.4, 0.8, LIKELIHOODS)
+"""Worth of expanded nodes that `Prices.onward` is drawn to its start by, and what that is: a level
+that was never worth its price is tried again some time."""
+
+PLAIN_EVERY = 50
+"""Steps after which one decodes plainly, whatever a draft promises: what is compared with plain
+decoding has to know what that takes, at this batch and context."""
 
 PROBE = Shape(1, 1, 2)
-"""What is drafted after a rest, whatever it is worth: the cheapest way to learn something."""
+"""What one request drafts after a rest, whatever it is worth: the cheapest way to learn."""
 
-SHORTEST, LONGEST = 8, 64
+SHORTEST, LONGEST = 8, 128
 """Steps of a rest."""
 
 OPTIMISM = 0.25
@@ -61,7 +65,8 @@ class Goodput:
         self._calibrations: dict[Rule, Calibration] = {}
         seen, gain = HOPE
         self._tokens, self._plain_tokens = gain * seen, seen
-        self._gained = self._expanded = 0.0
+        self._gained, self._expanded = np.zeros((2, LIKELIHOODS))
+        self._since_plain = PLAIN_EVERY
         self._worth = OPTIMISM
         self._rest, self._next_rest = 0, SHORTEST
         self._probing = False
@@ -114,21 +119,27 @@ class Goodput:
             self._forecast(worth[wanting], prices) - self._theta(running) * self.costs.drafting
         )
         self._expected = max(expected, 0.0)
+        if self._since_plain >= PLAIN_EVERY:
+            return [NO_DRAFT] * len(signals)
         if expected > 0:
             self._probing = False
             return [self._largest if wants else NO_DRAFT for wants in wanting]
-        return [PROBE if self._probing else NO_DRAFT] * len(signals)
+        shapes = [NO_DRAFT] * len(signals)
+        if self._probing:
+            shapes[int(worth.argmax())] = PROBE
+        return shapes
 
     def _forecast(self, worth: Floats, prices: Prices) -> float:
         """Tokens that trees bring above their price, whose best first children are worth `worth`
         [R]. Levels go on, as in a drafter, while what is below pays for the pass."""
         total = float((worth - prices.node).sum())
         for _ in range(self._largest.depth - 1):
-            net = float((worth * prices.onward - prices.expansion).clip(0).sum()) - prices.level
+            onward = np.interp(worth, np.linspace(0, 1, LIKELIHOODS), prices.onward)
+            net = float((worth * onward - prices.expansion).clip(0).sum()) - prices.level
             if net <= 0:
                 break
             total += net
-            worth = worth * min(prices.onward, 1.0)
+            worth = worth * onward.clip(0, 1)
         return total
 
     def prices(self, signals: Sequence[Signals | None], running: int) -> Prices:
@@ -146,10 +157,14 @@ class Goodput:
             level=theta * costs.level,
             expansion=theta * costs.expansion,
             node=theta * costs.node,
-            onward=(self._gained + ONWARD[0] * ONWARD[1]) / (self._expanded + ONWARD[0]),
+            onward=self._onward().tolist(),
             curves=[],
             of=[],
         )
+
+    def _onward(self) -> Floats:
+        seen, start = ONWARD
+        return (self._gained + seen * start) / (self._expanded + seen)
 
     def _theta(self, running: int) -> float:
         """Tokens per second of this batch."""
@@ -179,7 +194,7 @@ class Goodput:
         curves = [self.calibration(rule).curve for rule in classes]
         of = [classes.index(rule) for rule in rules]
         drafted = (trees.tokens >= 0) & (trees.parents >= 0)
-        appraisal = Appraisal(Prices(0.0, 0.0, 0.0, 0.0, curves, of), "cpu")
+        appraisal = Appraisal(Prices(0.0, 0.0, 0.0, [], curves, of), "cpu")
         values = appraisal.conditionals(trees.logprobs, best_children(trees))
         predicted = fold_paths(torch.where(drafted, values, 0.0), trees.parents, torch.add).exp()
         self.reliability.add(predicted[drafted].double().numpy(), accepted[drafted].numpy())
@@ -187,12 +202,15 @@ class Goodput:
     def stepped(self, step: StepWork) -> None:
         """Learn from what a step of decoding did and took."""
         self.costs.observe(step)
+        self._since_plain = self._since_plain + 1 if step.nodes > step.requests else 0
         plain_tokens = self.costs.seconds(step) / self.costs.plain(step.requests) * step.requests
         self._tokens = MEMORY * self._tokens + step.tokens
         self._plain_tokens = MEMORY * self._plain_tokens + plain_tokens
         if step.growth is not None:
-            self._gained = MEMORY * self._gained + step.growth.gained
-            self._expanded = MEMORY * self._expanded + step.growth.worth
+            self._gained, self._expanded = MEMORY * self._gained, MEMORY * self._expanded
+            if step.growth.worth:
+                self._gained += step.growth.gained
+                self._expanded += step.growth.worth
         self._account(step)
 
     def _account(self, step: StepWork) -> None:

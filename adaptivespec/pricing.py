@@ -15,6 +15,10 @@ from adaptivespec.tree import DraftTrees, build, fold_paths
 LOWEST, SPACING, KNOTS = -8.0, 1.0, 17
 """Curves are given at KNOTS values of ln(q / (1 - q)), SPACING apart, and linear between."""
 
+LIKELIHOODS = 5
+"""What expanding a node brings is given at so many values of its own worth, from 0 to 1, and is
+linear between: the continuations of a likely path are likely."""
+
 UNPRICED = -1
 """In `Prices.of`: the tree is drafted in full."""
 
@@ -34,25 +38,27 @@ class Prices(msgspec.Struct, frozen=True):
     level      one more pass of the drafter, which all trees share
     expansion  each node in that pass
     node       each node that the target verifies
-    onward     what expanding a node brings, net of the nodes' prices, per unit of its own worth
+    onward     what expanding a node brings, net of the nodes' prices, per unit of its own worth,
+               at LIKELIHOODS values of that worth
     """
 
     level: float
     expansion: float
     node: float
-    onward: float
+    onward: list[float]
     curves: list[Curve]
     of: list[int]
 
 
 class Growth(msgspec.Struct, frozen=True):
     """What a draft took: passes over levels of trees, and nodes expanded in them; the worth of
-    those nodes, and what was gained below them, net of the nodes' prices (0 without prices)."""
+    those nodes, and what was gained below them, net of the nodes' prices, both shared out over
+    LIKELIHOODS values of that worth (empty without prices)."""
 
     passes: int = 0
     expanded: int = 0
-    worth: float = 0.0
-    gained: float = 0.0
+    worth: list[float] = []
+    gained: list[float] = []
 
 
 class Appraisal:
@@ -63,6 +69,7 @@ class Appraisal:
         self._index = torch.tensor(prices.of, dtype=torch.int64, device=device)
         both = [[curve.first, curve.other] for curve in prices.curves] or [[[1.0] * KNOTS] * 2]
         self._curves = torch.tensor(both, dtype=torch.float32, device=device).flatten(1)
+        self._onward = torch.tensor(prices.onward, dtype=torch.float32, device=device)
         self.priced = (self._index != UNPRICED)[:, None]
         """bool [B, 1]"""
 
@@ -85,9 +92,25 @@ class Appraisal:
         verifying it. What lies below such a node is worth less still."""
         return torch.where(self.priced & (self._net(total) < 0), -torch.inf, conditionals)
 
-    def net(self, total: Tensor) -> Tensor:
-        """What priced nodes of log-worth `total` [B, M] bring above their price, summed: scalar."""
-        return torch.where(self.priced, self._net(total).clamp_min(0), 0.0).sum()
+    def brought(self, score: Tensor, total: Tensor) -> Tensor:
+        """Worth of the expanded nodes, of log-worth `score` [B, W], and what their children, of
+        log-worth `total` [B, W * K], are worth above their price, where priced: float32 [2,
+        LIKELIHOODS]."""
+        worth = torch.where(self.priced, score.exp(), 0.0)
+        gained = self._net(total).clamp_min(0).view(*score.shape, -1).sum(-1)
+        below, share = _between(worth, LIKELIHOODS)
+        both = torch.stack([worth, torch.where(worth > 0, gained, 0.0)]).flatten(1)
+        found = torch.zeros(2, LIKELIHOODS, device=score.device)
+        for knot, weight in ((below, 1 - share), (below + 1, share)):
+            found.index_add_(1, knot.flatten(), both * weight.flatten())
+        return found
+
+    def _gain(self, score: Tensor) -> Tensor:
+        """What expanding nodes of log-worth `score` brings above its price."""
+        worth = score.exp()
+        below, share = _between(worth, LIKELIHOODS)
+        onward = torch.lerp(self._onward[below], self._onward[below + 1], share)
+        return worth * onward - self.prices.expansion
 
     def _net(self, total: Tensor) -> Tensor:
         return total.exp() - self.prices.node
@@ -96,12 +119,19 @@ class Appraisal:
         """Of the nodes [B, W] of log-worth `score` that could be expanded, those that are: where
         priced, each that brings more than its expansion costs, and none unless they pay for the
         pass together. A pass that is made anyway, for trees without a price, is free."""
-        prices = self.prices
-        gain = score.exp() * prices.onward - prices.expansion
+        gain = self._gain(score)
         paying = wanted & (gain > 0)
-        dear = torch.where(paying & self.priced, gain, 0.0).sum() < prices.level
+        dear = torch.where(paying & self.priced, gain, 0.0).sum() < self.prices.level
         made = (wanted & ~self.priced).any()
         return torch.where(self.priced, paying & (made | ~dear), wanted)
+
+
+def _between(worth: Tensor, knots: int) -> tuple[Tensor, Tensor]:
+    """The last of `knots` values from 0 to 1 that is not above `worth` and not the last, int64, and
+    how far on it is to the next."""
+    place = worth * (knots - 1)
+    below = place.long().clamp_max(knots - 2)
+    return below, place - below
 
 
 def best_children(trees: DraftTrees) -> Tensor:

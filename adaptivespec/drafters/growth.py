@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from adaptivespec.errors import CacheFull
-from adaptivespec.pricing import Appraisal, Growth, Prices
+from adaptivespec.pricing import LIKELIHOODS, Appraisal, Growth, Prices
 from adaptivespec.shape import Shape
 from adaptivespec.tree import DraftTrees, ancestor_mask, build, depths, reroot
 
@@ -187,7 +187,7 @@ class GrowingTrees:
         pool = [(self._nodes.tokens[slots, :1], node - 1, score, score)]
         found = 1
         appraisal = None if prices is None else Appraisal(prices, self._device)
-        passes, expanded, worth = 0, 0, torch.zeros(2, device=self._device)
+        passes, expanded, brought = 0, 0, torch.zeros(2, LIKELIHOODS, device=self._device)
         for level in range(1, deepest + 1):
             siblings = torch.where((rank < width) & (depth >= level), 0.0, -torch.inf)[:, None]
             at = (slots[:, None], rows)
@@ -201,7 +201,7 @@ class GrowingTrees:
                 values = appraisal.conditionals(logprobs, first)
                 values = appraisal.affordable(values, above + values)
                 if level > 1:
-                    worth[1] += appraisal.net(above + values)
+                    brought += appraisal.brought(score, above + values)
             total = above + values
             values = torch.where(total > -torch.inf, values, -torch.inf)
             pool.append((tokens, parents, logprobs, values))
@@ -213,7 +213,6 @@ class GrowingTrees:
                 in_front = appraisal.frontier(score, in_front)
                 if not in_front.any():
                     break
-                worth[0] += torch.where(in_front & appraisal.priced, score.exp(), 0.0).sum()
             score = torch.where(in_front, score, -torch.inf)
             node = found + best
             above, tokens = rows.gather(1, best // widest), tokens.gather(1, best)
@@ -221,7 +220,7 @@ class GrowingTrees:
             passes, expanded = passes + (new > 0), expanded + new
             found += total.shape[1]
 
-        self.growth = Growth(passes, expanded, *worth.tolist())
+        self.growth = Growth(passes, expanded, *(brought.tolist() if appraisal else ()))
         tokens, parents, logprobs, values = (
             torch.cat(column, dim=1) for column in zip(*pool, strict=True)
         )

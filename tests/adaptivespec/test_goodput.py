@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
 from adaptivespec.config import GoodputPolicy, StaticPolicy
-from adaptivespec.goodput import LONGEST, Goodput
+from adaptivespec.goodput import LONGEST, PLAIN_EVERY, Goodput
 from adaptivespec.margin import walk
 from adaptivespec.policy import Policy, Static, make_policy
 from adaptivespec.pricing import UNPRICED
 from adaptivespec.shape import NO_DRAFT, Shape
-from adaptivespec.signals import STRICT, Rule, Signals
+from adaptivespec.signals import STRICT, Rule
 from adaptivespec.tree import DraftTrees, roots
 from tests.adaptivespec.drafters.test_growth import distribution, planted
 from tests.adaptivespec.machine import CPU, GPU, LOADED, Machine
@@ -23,16 +25,16 @@ Target = Callable[[tuple[int, ...], np.random.Generator], int]
 """The target's own token after a text."""
 
 
+@cache
+def shares(text: tuple[int, ...]) -> np.ndarray:
+    """The drafter's distribution, as exact shares."""
+    values = distribution(text).double().exp().numpy()
+    return values / values.sum()
+
+
 def agreeing(text: tuple[int, ...], random: np.random.Generator) -> int:
     """A target that samples from the drafter's own distribution: q is P(accepted)."""
-    return int(
-        random.choice(
-            12,
-            p=distribution(text).exp().double().numpy().round(7)
-            * 1.0
-            / sum(distribution(text).exp().double().numpy().round(7)),
-        )
-    )
+    return int(random.choice(len(shares(text)), p=shares(text)))
 
 
 def disagreeing(text: tuple[int, ...], random: np.random.Generator) -> int:
@@ -114,42 +116,38 @@ def goodput() -> Goodput:
     return Goodput(GoodputPolicy(LARGEST))
 
 
-def plain() -> Static:
-    return Static(StaticPolicy(NO_DRAFT))
-
-
 def plain_goodput(machine: Machine, requests: int) -> float:
     return requests / machine.step(requests, requests, requests, 0, None).total_s
 
 
-@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("requests", [1, 4])
+@pytest.mark.parametrize(("machine", "requests"), [(CPU, 1), (GPU, 4)], ids=["cpu", "gpu, four"])
 def test_a_useless_drafter_is_switched_off_within_20_steps(machine: Machine, requests: int) -> None:
-    world = World(machine, disagreeing, requests).run(goodput(), 300)
+    world = World(machine, disagreeing, requests).run(goodput(), 200)
     after = world.drafted[20:]
-    assert sum(drafted > 0 for drafted in after) <= len(after) // 8
-    assert max(after) <= requests, "no more than a probe"
-    assert sum(fed > 0 for fed in world.fed[-2 * LONGEST :]) <= 4
+    assert sum(drafted > 0 for drafted in after) <= len(after) // 15
+    assert max(after) <= 1, "no more than a probe"
+    assert sum(fed > 0 for fed in world.fed[-LONGEST:]) <= 2
     assert world.goodput > 0.97 * plain_goodput(machine, requests)
 
 
 @pytest.mark.parametrize("requests", [1, 8])
 def test_a_loaded_machine_decodes_plainly(requests: int) -> None:
-    world = World(LOADED, agreeing, requests).run(goodput(), 300)
+    policy = goodput()
+    World(LOADED, agreeing, requests).run(policy, 60)
+    world = World(LOADED, agreeing, requests).run(policy, 250)
     assert world.goodput > 0.97 * plain_goodput(LOADED, requests)
 
 
 STATIC = [
-    *(Shape(depth, 1, depth + 1) for depth in (1, 2, 3, 5)),
-    *(Shape(1, 2, 3), Shape(2, 2, 5), Shape(3, 2, 7), Shape(3, 4, 8), Shape(5, 4, 16)),
-    Shape(5, 4, 24),
+    *(Shape(2, 1, 3), Shape(1, 3, 4), Shape(3, 2, 7), Shape(5, 4, 24)),
 ]
 
 
-@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("requests", [1, 4])
+@pytest.mark.parametrize(
+    ("machine", "requests"), [(CPU, 1), (GPU, 1), (CPU, 3)], ids=["cpu", "gpu", "cpu, three"]
+)
 def test_no_static_tree_is_faster(machine: Machine, requests: int) -> None:
-    steps = 400 // requests
+    steps = 240 // requests
     ours = World(machine, agreeing, requests).run(goodput(), steps).goodput
     for shape in STATIC:
         policy = Static(StaticPolicy(shape))
@@ -160,15 +158,15 @@ def test_no_static_tree_is_faster(machine: Machine, requests: int) -> None:
 
 def test_predictions_are_calibrated() -> None:
     policy = goodput()
-    World(GPU, agreeing, 4).run(policy, 200)
+    World(GPU, agreeing, 3).run(policy, 120)
     assert policy.reliability.error < 0.05
-    assert sum(b.nodes for b in policy.reliability.bins) > 2000
+    assert sum(b.nodes for b in policy.reliability.bins) > 1000
 
 
 def test_a_drafter_that_becomes_useful_is_used_again() -> None:
     policy = goodput()
     World(GPU, disagreeing).run(policy, 150)
-    world = World(GPU, agreeing).run(policy, 600)
+    world = World(GPU, agreeing).run(policy, 400)
     late = world.drafted[-100:]
     assert sum(drafted > 1 for drafted in late) > 50
 
@@ -201,10 +199,10 @@ def test_what_is_reachable_is_within_the_largest_shape() -> None:
     assert policy.start == Shape(3, 2, 4)
 
 
-def test_no_requests_no_shapes() -> None:
+def test_what_plain_decoding_takes_is_measured_first_and_again() -> None:
     policy = goodput()
     assert policy.shapes([], 0) == []
-    signals: list[Signals] = [policy.signals()]
-    signals[0].confidence = 0.99
-    assert policy.shapes(signals, 1) == [LARGEST]
-    assert policy.gain >= 1
+    drafted = World(CPU, agreeing).run(policy, 150).drafted
+    assert drafted[0] == 0 < drafted[1]
+    plain = [step for step, nodes in enumerate(drafted) if not nodes]
+    assert max(b - a for a, b in pairwise(plain)) <= PLAIN_EVERY + 1

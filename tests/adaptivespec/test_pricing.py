@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from adaptivespec.pricing import (
     KNOTS,
+    LIKELIHOODS,
     LOWEST,
     SPACING,
     UNPRICED,
@@ -37,6 +38,13 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 CURVE = Curve(sigmoid(0.5 + KNOT_LOGITS).tolist(), sigmoid(KNOT_LOGITS - 1).tolist())
 """Best children are accepted more often than q, others less."""
 
+ONWARD = [0.3, 0.5, 0.7, 0.6, 0.9]
+
+
+def onward(value: float) -> float:
+    """What expanding a node of this worth is said to bring, per unit of it."""
+    return float(np.interp(value, np.linspace(0, 1, LIKELIHOODS), ONWARD))
+
 
 def worth(logprob: float, first: bool) -> float:
     """P(accepted | parent accepted), by the definition of a curve."""
@@ -45,8 +53,8 @@ def worth(logprob: float, first: bool) -> float:
     return float(np.interp(logit, KNOT_LOGITS, CURVE.first if first else CURVE.other))
 
 
-def priced(node: float, level: float = 0.0, expansion: float = 0.0, onward: float = 0.7) -> Prices:
-    return Prices(level, expansion, node, onward, [CURVE], [0])
+def priced(node: float) -> Prices:
+    return Prices(0.0, 0.0, node, ONWARD, [CURVE], [0])
 
 
 def worths(tree: Tree) -> list[float]:
@@ -114,7 +122,7 @@ def test_a_curve_is_linear_between_its_knots(logprob: float, first: bool) -> Non
 
 
 def test_nothing_is_still_nothing_and_trees_without_a_price_keep_their_own_values() -> None:
-    prices = Prices(0.0, 0.0, 0.5, 0.5, [CURVE], [0, UNPRICED])
+    prices = Prices(0.0, 0.0, 0.5, ONWARD, [CURVE], [0, UNPRICED])
     logprobs = torch.tensor([[-torch.inf, -0.1]] * 2)
     appraisal = Appraisal(prices, "cpu")
     found = appraisal.conditionals(logprobs, torch.tensor(True))
@@ -145,11 +153,13 @@ def grow(texts: Sequence[Path], shape: Shape, prices: Prices) -> list[dict[Path,
                         drafted[child], worth_of[child] = logprob, total
                         level.append(child)
             level.sort(key=lambda path: -worth_of[path])  # noqa: B023
-            gain = [worth_of[path] * prices.onward - prices.expansion for path in level]
+            gain = [worth_of[path] * onward(worth_of[path]) - prices.expansion for path in level]
             frontier[:] = [path for path, each in zip(level, gain, strict=True) if each > 0][
                 : shape.width
             ]
-            gains += sum(worth_of[path] * prices.onward - prices.expansion for path in frontier)
+            gains += sum(
+                worth_of[path] * onward(worth_of[path]) - prices.expansion for path in frontier
+            )
         if gains < prices.level or not any(frontiers) or depth == shape.depth:
             break
     kept = []
@@ -171,7 +181,7 @@ def test_growing_ends_where_a_level_or_a_node_costs_more_than_it_brings(
     shape: Shape, seeds: list[int], node: float, level: float, expansion: float
 ) -> None:
     texts = [(seed, request) for request, seed in enumerate(seeds)]
-    prices = Prices(level, expansion, node, 0.7, [CURVE], [0] * len(texts))
+    prices = Prices(level, expansion, node, ONWARD, [CURVE], [0] * len(texts))
     grower, model = planted(texts)
     drafted = grower.draft(range(len(texts)), [shape] * len(texts), model, prices)
     expected = grow(texts, shape, prices)
@@ -191,24 +201,26 @@ def test_growth_says_what_expanding_brought() -> None:
         first = int(distribution((7, *path[:-1])).argmax()) == path[-1]
         value[path] = value[path[:-1]] * worth(tree[path], first)
     expanded = [path[1:] for path in model.expanded]
-    assert grower.growth.worth == pytest.approx(sum(value[path] for path in expanded), abs=1e-4)
+    assert sum(grower.growth.worth) == pytest.approx(sum(value[p] for p in expanded), abs=1e-4)
     below = sum(value[path] - prices.node for path in tree if len(path) > 1)
-    assert grower.growth.gained == pytest.approx(below, abs=1e-4)
+    assert sum(grower.growth.gained) == pytest.approx(below, abs=1e-4)
+    likely = [value[path] for path in expanded if value[path] >= 1 - 1 / (LIKELIHOODS - 1)]
+    assert grower.growth.worth[-1] <= sum(likely) + 1e-4
 
 
 def test_a_tree_without_a_price_grows_in_full_and_its_passes_are_free_for_others() -> None:
     texts = [(3, 0), (4, 1)]
-    dear = Prices(1000.0, 0.0, 0.05, 0.7, [CURVE], [0, UNPRICED])
+    dear = Prices(1000.0, 0.0, 0.05, ONWARD, [CURVE], [0, UNPRICED])
     shape = Shape(4, 3, 12)
     grower, model = planted(texts)
     drafted = grower.draft([0, 1], [shape] * 2, model, dear)
     in_full = grow_in_full(lambda path, width: distribution(texts[1] + path).topk(width), shape)
     assert_same(nodes_of(drafted, 1), in_full)
-    free = Prices(0.0, 0.0, 0.05, 0.7, [CURVE], [0])
+    free = Prices(0.0, 0.0, 0.05, ONWARD, [CURVE], [0])
     assert_same(nodes_of(drafted, 0), grow(texts[:1], shape, free)[0])
     alone, model = planted(texts[:1])
     tree = nodes_of(
-        alone.draft([0], [shape], model, Prices(1000.0, 0.0, 0.05, 0.7, [CURVE], [0])), 0
+        alone.draft([0], [shape], model, Prices(1000.0, 0.0, 0.05, ONWARD, [CURVE], [0])), 0
     )
     assert max(map(len, tree)) == 1
     assert model.calls == 0
