@@ -209,6 +209,8 @@ def load_settings(args: dict[str, Any]) -> Settings:
             check_shape(policy.high, "policy.high", largest)
         case GoodputPolicy():
             check_shape(policy.largest, "policy.largest", largest)
+            if policy.largest == NO_DRAFT:
+                raise ConfigError("policy.largest: [0, 0, 1] is no tree; kind 'static' can have it")
     _check_engine(settings)
     drafter = settings.drafter
     if isinstance(drafter, LookupSettings) and drafter.min_ngram > drafter.max_ngram:

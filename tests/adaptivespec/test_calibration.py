@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_curves_are_probabilities_grow_with_q_and_prefer_the_best_child(
     curve = calibration.curve
     for values in (curve.first, curve.other):
         assert all(0 < value <= 1 for value in values)
-        assert all(a <= b + 1e-12 for a, b in zip(values, values[1:], strict=False))
+        assert all(a <= b + 1e-12 for a, b in pairwise(values))
     assert all(o <= f + 1e-12 for f, o in zip(curve.first, curve.other, strict=True))
 
 

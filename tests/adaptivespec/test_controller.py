@@ -93,6 +93,19 @@ def test_strict_output_is_plain_output(
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "itself"])
+def test_strict_output_under_prices_is_plain_output(
+    folder: Path, plain: Plain, drafter: str
+) -> None:
+    policy = {"kind": "goodput", "largest": [8, 4, 32]}
+    system = LocalSystem.load(settings(folder, drafter, policy=policy))
+    shaped = request(PROMPTS[0], mode="static", shape=Shape(5, 4, 16))
+    requests = [shaped, request(PROMPTS[1], mode="off"), *map(request, PROMPTS)]
+    for wanted, deltas in zip(requests, system.generate(requests), strict=True):
+        assert tokens(deltas) == plain(wanted)
+    assert system.controller.totals.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "itself"])
 def test_sampled_output_is_plain_output_of_the_same_seed(
     folder: Path, plain: Plain, drafter: str
 ) -> None:
@@ -139,6 +152,15 @@ def test_no_promotion_beyond_the_cap(folder: Path) -> None:
     (deltas,) = system.generate([request(PROMPTS[3], max_tokens=64, kappa=0.001)])
     per_step = [delta.origins.count(Origin.PROMOTED) for delta in deltas]
     assert max(per_step) == 1
+
+
+def test_no_promotion_beyond_the_windows_cap(folder: Path) -> None:
+    limits = {"max_promotions_per_window": 2, "promotion_window": 16}
+    system = LocalSystem.load(settings(folder, "lookup", **limits))
+    (deltas,) = system.generate([request(PROMPTS[3], max_tokens=64, kappa=0.001)])
+    origins = [origin for delta in deltas for origin in delta.origins]
+    windows = [origins[i : i + 16].count(Origin.PROMOTED) for i in range(len(origins))]
+    assert max(windows) == 2
 
 
 def test_requests_join_and_leave_at_any_step(folder: Path, plain: Plain) -> None:

@@ -152,7 +152,7 @@ def grow(texts: Sequence[Path], shape: Shape, prices: Prices) -> list[dict[Path,
                         child = (*path, token)
                         drafted[child], worth_of[child] = logprob, total
                         level.append(child)
-            level.sort(key=lambda path: -worth_of[path])  # noqa: B023
+            level.sort(key=lambda path: -worth_of[path])
             gain = [worth_of[path] * onward(worth_of[path]) - prices.expansion for path in level]
             frontier[:] = [path for path, each in zip(level, gain, strict=True) if each > 0][
                 : shape.width
