@@ -276,6 +276,8 @@ def _below(kind: Any, key: str) -> list[Any]:
     values."""
     if isinstance(kind, inspect.UnionType):
         return [found for each in kind.types for found in _below(each, key)]
+    if isinstance(kind, inspect.ListType):
+        return [kind.item_type]
     if not isinstance(kind, inspect.StructType):
         return []
     if key == kind.tag_field:

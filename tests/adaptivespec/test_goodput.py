@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from adaptivespec.config import GoodputPolicy, StaticPolicy
+from adaptivespec.drafters.growth import GrowingTrees, Level
 from adaptivespec.goodput import LONGEST, PLAIN_EVERY, Goodput
 from adaptivespec.margin import walk
 from adaptivespec.policy import Policy, Static, make_policy
-from adaptivespec.pricing import UNPRICED
+from adaptivespec.pricing import UNPRICED, Growth, Prices
 from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.signals import STRICT, Rule
 from adaptivespec.tree import DraftTrees, roots
-from tests.adaptivespec.drafters.test_growth import distribution, planted
+from tests.adaptivespec.drafters.test_growth import distribution
 from tests.adaptivespec.machine import CPU, GPU, LOADED, Machine
 
 LARGEST = Shape(5, 4, 24)
@@ -40,6 +41,32 @@ def agreeing(text: tuple[int, ...], random: np.random.Generator) -> int:
 def disagreeing(text: tuple[int, ...], random: np.random.Generator) -> int:
     """A target whose tokens the drafter has never heard of."""
     return 99
+
+
+def draft(
+    texts: Sequence[tuple[int, ...]], shapes: Sequence[Shape], prices: Prices | None
+) -> tuple[DraftTrees, Growth]:
+    """Trees below the texts, from the drafter's distribution."""
+    requests = range(len(texts))
+    trees = GrowingTrees(LARGEST, len(texts), torch.device("cpu"))
+    known: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def best(found: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
+        values, tokens = torch.stack([distribution(text) for text in found]).topk(LARGEST.width)
+        return values, tokens
+
+    def expand(level: Level) -> tuple[torch.Tensor, torch.Tensor]:
+        columns = (level.slots, level.rows, level.parents, level.tokens)
+        rows = list(zip(*(column.tolist() for column in columns), strict=True))
+        for slot, row, parent, token in rows:
+            known[slot, row] = (*known[slot, parent], token)
+        return best([known[slot, row] for slot, row, _, _ in rows])
+
+    for request, text in zip(requests, texts, strict=True):
+        trees.open(request, text[-1])
+        known[int(trees.slots([request])), 0] = text
+    trees.plant(requests, [text[-1] for text in texts], *best(texts))
+    return trees.draft(requests, shapes, expand, prices), trees.growth
 
 
 @dataclass
@@ -70,10 +97,8 @@ class World:
                 shapes = policy.shapes(signals, self.requests)
             trees, growth = roots([text[-1] for text in texts]), None
             if any(shape != NO_DRAFT for shape in shapes):
-                grower, model = planted(texts, LARGEST)
                 prices = policy.prices(list(signals), self.requests)
-                trees = grower.draft(range(self.requests), shapes, model, prices)
-                growth = grower.growth
+                trees, growth = draft(texts, shapes, prices)
             predict = self._choose(texts, trees, random)
             walked = walk(trees.tokens, trees.parents, predict)
             policy.verified(trees, walked.path, [each.rule for each in signals])

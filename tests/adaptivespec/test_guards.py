@@ -35,8 +35,9 @@ def test_no_window_has_more_promotions_than_allowed(
     guards = Guards(per_step, per_window, window)
     request, emitted = sequence(prompt), [False] * prompt
     for step in wanted:
-        (cap,) = guards.caps([request]) or [None]
-        assert cap is not None
+        caps = guards.caps([request])
+        assert caps is not None
+        (cap,) = caps
         # A promotion beyond the cap does not happen, and ends the step.
         allowed = [
             not jump or so_far <= cap for jump, so_far in zip(step, accumulate(step), strict=True)
