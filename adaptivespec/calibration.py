@@ -10,6 +10,7 @@ its own outcomes and of a prior that is worth PRIOR outcomes:
 down by how it has fared over all knots lately: a useless drafter is found out everywhere at once.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -93,11 +94,12 @@ class Calibration:
             self._curve = Curve(first.tolist(), other.tolist())
         return self._curve
 
-    def best(self, confidence: float) -> float:
-        """Probability that a best child of this probability in (0, 1] is accepted."""
-        odds = np.log(confidence) - np.log1p(-min(confidence, 1 - 1e-9))
+    def best(self, confidence: float, learned: bool = True) -> float:
+        """Probability that a best child of this probability in (0, 1] is accepted; by the prior
+        alone if not `learned`."""
+        odds = math.log(confidence) - math.log1p(-min(confidence, 1 - 1e-9))
         knots = LOWEST + SPACING * np.arange(KNOTS)
-        return float(np.interp(odds, knots, self.curve.first))
+        return float(np.interp(odds, knots, self.curve.first if learned else self._prior[0]))
 
     def update(
         self, logprobs: Floats, first: NDArray[np.bool_], accepted: NDArray[np.bool_]

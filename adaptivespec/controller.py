@@ -265,8 +265,8 @@ class Controller:
         what it lacks: new tokens, prompt chunks, or everything after its return. Returns the
         tokens that it was fed, and the seconds that it computed."""
         drafter_s = 0.0
-        drafting, resting = self._drafting, self._policy.resting
-        feeds = drafting.feeds(self._running.values(), resting) if drafting else []
+        drafting, audience = self._drafting, self._policy.audience
+        feeds = drafting.feeds(self._running.values(), audience) if drafting else []
         commit = TargetCommit(
             closed=[s.id for s in self._closed],
             opened=[TargetOpen(s.id, s.capacity, s.request.sampling) for s in self._opened],

@@ -53,7 +53,7 @@ class Goodput:
     """One object serves all requests: they share passes, so they share prices.
 
     While a drafter's worth is below what feeding it costs, it *rests*: adaptive requests do not
-    even feed it. Rests double in length while nothing changes, and end with a probe.
+    even feed it. Rests double in length while nothing changes, and end with one request's probe.
     """
 
     def __init__(self, settings: GoodputPolicy) -> None:
@@ -70,6 +70,7 @@ class Goodput:
         self._worth = OPTIMISM
         self._rest, self._next_rest = 0, SHORTEST
         self._probing = False
+        self._hopeful = False  # the drafter would pay if it were what drafters usually are
         self._expected: float | None = None  # tokens of this step's draft above its price
 
     @property
@@ -83,8 +84,10 @@ class Goodput:
         return [NO_DRAFT, *trees]
 
     @property
-    def resting(self) -> bool:
-        return self._rest > 0
+    def audience(self) -> int | None:
+        if self._rest:
+            return 0
+        return 1 if self._probing else None
 
     @property
     def gain(self) -> float:
@@ -112,18 +115,20 @@ class Goodput:
         self._expected = None
         if not signals:
             return []
-        prices = self._prices(running)
-        worth = np.array([self.calibration(s.rule).best(s.confidence) for s in signals])
-        wanting = worth > prices.node
-        expected = (
-            self._forecast(worth[wanting], prices) - self._theta(running) * self.costs.drafting
-        )
+        prices, fixed = self._prices(running), self._theta(running) * self.costs.drafting
+
+        def expect(learned: bool) -> tuple[Floats, float]:
+            worth = [self.calibration(s.rule).best(s.confidence, learned) for s in signals]
+            alike = np.repeat(worth, running if self._probing else 1)  # one stands for all
+            return np.array(worth), self._forecast(alike, prices) - fixed
+
+        worth, expected = expect(learned=True)
+        self._hopeful = self._probing and expect(learned=False)[1] > 0
         self._expected = max(expected, 0.0)
         if self._since_plain >= PLAIN_EVERY:
             return [NO_DRAFT] * len(signals)
         if expected > 0:
-            self._probing = False
-            return [self._largest if wants else NO_DRAFT for wants in wanting]
+            return [self._largest if each > prices.node else NO_DRAFT for each in worth]
         shapes = [NO_DRAFT] * len(signals)
         if self._probing:
             shapes[int(worth.argmax())] = PROBE
@@ -131,7 +136,9 @@ class Goodput:
 
     def _forecast(self, worth: Floats, prices: Prices) -> float:
         """Tokens that trees bring above their price, whose best first children are worth `worth`
-        [R]. Levels go on, as in a drafter, while what is below pays for the pass."""
+        [R], where that exceeds a node's price. Levels go on, as in a drafter, while what is below
+        pays for the pass."""
+        worth = worth[worth > prices.node]
         total = float((worth - prices.node).sum())
         for _ in range(self._largest.depth - 1):
             onward = np.interp(worth, np.linspace(0, 1, LIKELIHOODS), prices.onward)
@@ -146,7 +153,7 @@ class Goodput:
         """What a drafter is told beside shapes; None: a request that asked for a shape."""
         prices = self._prices(running)
         rules = list(dict.fromkeys(s.rule for s in signals if s is not None))
-        free = self._probing
+        free = self._probing and not self._expected
         of = [UNPRICED if s is None or free else rules.index(s.rule) for s in signals]
         curves = [self.calibration(rule).curve for rule in rules]
         return Prices(prices.level, prices.expansion, prices.node, prices.onward, curves, of)
@@ -222,8 +229,11 @@ class Goodput:
             return
         if self._expected is None:
             return
-        net = self._expected - self._theta(step.requests) * self.costs.feeding(step.fed)
+        net = self._expected - self._theta(step.requests) * self.costs.feeding(step.tokens)
         self._expected = None
+        if self._hopeful and net < 0 and step.tokens > step.requests:
+            self._next_rest = SHORTEST
+            return  # what was probed was accepted: the next step probes again
         self._probing = False
         self._worth += RECENT * (net - self._worth)
         if self._worth < 0:

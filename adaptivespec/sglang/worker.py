@@ -366,7 +366,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             return 0, 0.0
         try:
             held = self._requests.hold(sequences)
-            feeds = remote.drafting.feeds(held, self._policy.resting)
+            feeds = remote.drafting.feeds(held, self._policy.audience)
             if self._states is not None and feeds:
                 table = batch.req_to_token_pool.req_to_token
                 remote.link.send_states(self._states.read(feeds, table))
