@@ -45,9 +45,10 @@ $(DEV): $(STAMP)
 	$(PIP) --editable '.[dev]'
 	touch $@
 
-# SGLang pins other versions than the project's own tests use, hence an environment of its own. torch
-# goes first and pinned, and alone with its dependencies, which differ between builds of it. The list
-# has all the rest, installed without: SGLang's and torchvision's are another torch and its CUDA.
+# SGLang pins other versions than the project's own tests use, hence an environment of its own.
+# torch goes first and pinned, and alone with its dependencies, which differ between builds of it.
+# The list has all the rest, installed without: SGLang's and torchvision's are another torch and
+# gigabytes of CUDA.
 $(SGLANG_STAMP): pyproject.toml constraints.txt tests/sglang/requirements.txt | $(SGLANG_VENV)/bin/python
 	$(SGLANG_PIP) --constraint constraints.txt torch
 	$(SGLANG_PIP) --no-deps --requirement tests/sglang/requirements.txt

@@ -117,7 +117,13 @@ def _settings(args: argparse.Namespace) -> Settings:
         settings["drafter"] = {"kind": kind} | ({"path": path} if path else {})
     if args.kappa is not None:
         settings["kappa"] = args.kappa
-    return load_settings(settings)
+    loaded = load_settings(settings)
+    if loaded.engine != "torch":
+        raise ConfigError(
+            f"--config {args.config}: engine: {loaded.engine!r} is not allowed: it only serves; "
+            "'torch' runs in this process"
+        )
+    return loaded
 
 
 def _application_args(file: Path) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything in `args` of serve_config.yaml."""
 
     model: ModelSettings = ModelSettings()
-    # "torch" is embedded and runs anywhere; "sglang" is for production: it needs the extra `sglang`.
+    # "torch" is embedded and runs anywhere. "sglang", for production, needs the extra `sglang`.
     engine: Literal["torch", "sglang"] = "torch"
     sglang: dict[str, Any] = {}  # more of SGLang's server arguments, by their names there
     target: TargetSettings = TargetSettings()

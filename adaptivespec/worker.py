@@ -56,8 +56,11 @@ class _Linked:
                 unused.close()
 
     def _use_link(self, generation: int) -> None:
+        """Raises LinkDown."""
         self.close()
-        self.link = self._offered.pop(generation)
+        self.link = self._offered.pop(generation, None)
+        if self.link is None:
+            raise LinkDown(f"no link of generation {generation} is up on this side")
 
     def close(self) -> None:
         """Close the link in use."""

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 ORCHESTRATOR_BUNDLE, TARGET_BUNDLE, DRAFT_BUNDLE = range(3)
 
-_CALL_S = 15.0  # a set-up call that loads nothing
+_CALL_S = 15.0  # a set-up call that loads nothing, beyond what it may wait for by its settings
 _ALIVE_S = 1.0  # a drafter that cannot say so sooner is started anew
 
 
@@ -84,9 +84,10 @@ class Cell(Generic[Info]):
         self._generation += 1
         generation = self._generation
         address = await call(target.open_link, _CALL_S, DrafterLost, generation)
+        joining_s = _CALL_S + self._settings.link_setup_timeout_s
         await asyncio.gather(
-            call(target.join_link, _CALL_S, DrafterLost, generation, info.address),
-            call(draft.join_link, _CALL_S, DrafterLost, generation, address),
+            call(target.join_link, joining_s, DrafterLost, generation, info.address),
+            call(draft.join_link, joining_s, DrafterLost, generation, address),
         )
         log.info("drafter ready: process %d, link generation %d", info.pid, generation)
         return Linked(info.address, generation, info.state_size > 0)

@@ -3,6 +3,7 @@
 Serve builds the application in a worker, again and again, and buries what it raises in tracebacks.
 """
 
+import argparse
 import socket
 import sys
 from pathlib import Path
@@ -49,7 +50,9 @@ def check(file: Path) -> str:
 
 def main() -> int:
     """Returns the exit status: 2 for a mistake, told in one line."""
-    file = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(prog="python -m deployments.check")
+    parser.add_argument("file", type=Path, help="as for serve run")
+    file: Path = parser.parse_args().file
     try:
         print(f"{file}: {check(file)}")
     except ConfigError as error:

@@ -67,7 +67,7 @@ class Orchestrator:
             context_length=limits.longest if limits else 0,
             vocab_size=limits.vocab_size if limits else 0,
             max_running=settings.target.max_running,
-            kv_tokens=settings.target.kv_tokens,
+            kv_tokens=limits.kv_tokens if limits else 0,
             drafter_kind=settings.drafter_kind,
             policy=settings.policy_kind,
             kappa=settings.kappa,

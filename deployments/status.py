@@ -39,7 +39,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 class Status(Load, frozen=True, kw_only=True):
     """State of one orchestrator. Everything down to `max_shape` is fixed once the target is ready;
-    while it is starting, `context_length` and `vocab_size` are 0."""
+    while it is starting, `context_length`, `vocab_size` and `kv_tokens` are 0."""
 
     model: str  # the id that clients use
     context_length: int  # tokens of prompt and output together that one request may have

@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from adaptivespec.errors import LinkDown
@@ -36,8 +37,8 @@ def serve(worker: Worker, host: str, messages: Any, name: str) -> Address:
 
 
 def converse(channel: Channel[Any, Any], handle: Callable[[Any], Any]) -> None:
-    """Answer messages until the peer hangs up, which raises ChannelClosed; it is told of whatever
-    else ends this."""
+    """Answer messages until the peer hangs up, which raises ChannelClosed. Of whatever else ends
+    this, and is raised, it is told if it is still there."""
     try:
         while True:
             answer = handle(channel.recv())
@@ -46,7 +47,8 @@ def converse(channel: Channel[Any, Any], handle: Callable[[Any], Any]) -> None:
     except ChannelClosed:
         raise
     except Exception as error:
-        channel.send(Failed(f"{type(error).__name__}: {error}"))
+        with suppress(ChannelClosed):
+            channel.send(Failed(f"{type(error).__name__}: {error}"))
         raise
 
 

@@ -32,6 +32,7 @@ from adaptivespec.shape import Shape
 
 SHAPE = Shape(3, 4, 4)  # the paper's
 KAPPAS = [1.0, 0.2]
+SWEEP_PROMPTS = 4
 
 
 def run(args: argparse.Namespace) -> int:
@@ -184,17 +185,21 @@ def _sweep(
     args: argparse.Namespace, sets: Sequence[PromptSet], settings: Settings | None
 ) -> Sweep | None:
     if not args.sweep:
-        if args.sweep_shapes:
-            raise ConfigError("--sweep-shape: needs --sweep")
+        for name, value in {
+            "--sweep-shape": args.sweep_shapes,
+            "--sweep-prompts": args.sweep_prompts,
+        }.items():
+            if value:
+                raise ConfigError(f"{name}: needs --sweep")
         return None
     largest = settings.max_shape if settings else None
     shapes = args.sweep_shapes or sweep.candidates(largest)
     shapes = list(dict.fromkeys(check_shape(s, "--sweep-shape", largest) for s in shapes))
     if len(shapes) < 2:
         raise ConfigError(f"--sweep-shape: {len(shapes)} shape leaves nothing to choose from")
-    count = args.sweep_prompts * sweep.rounds(len(shapes))
-    items, unseen = sweep.choose_items(sets, count)
-    return Sweep(shapes, items, args.sweep_prompts, unseen)
+    per_round = args.sweep_prompts or SWEEP_PROMPTS
+    items, unseen = sweep.choose_items(sets, per_round * sweep.rounds(len(shapes)))
+    return Sweep(shapes, items, per_round, unseen)
 
 
 def _distinct(what: str, names: Sequence[str]) -> None:

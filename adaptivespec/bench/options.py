@@ -147,7 +147,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sweep-prompts",
         type=arguments.positive,
-        default=4,
         metavar="N",
         help="in each round; default: 4",
     )

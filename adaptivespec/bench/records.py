@@ -100,9 +100,6 @@ class Journal:
     def __getitem__(self, turn: Turn) -> Outcome:
         return self._records[turn]
 
-    def __len__(self) -> int:
-        return len(self._records)
-
     def add(self, turn: Turn, outcome: Outcome) -> None:
         """Keep a record, on disk before this returns."""
         line = msgspec.json.encode(Record(turn, outcome)) + b"\n"

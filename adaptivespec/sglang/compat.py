@@ -1,7 +1,8 @@
 """Whether the installed SGLang is the one that this plugin was written against.
 
-Everything that the plugin overrides, calls or reads is listed here. Between SGLang's releases any
-of it may move; then the engine must not start and break in the middle of a request.
+What the plugin overrides, calls or reads in the scheduler is listed here, but for what SGLang's
+objects only have once they are made. Between SGLang's releases any of it may move; then the engine
+must not start and break in the middle of a request.
 """
 
 import dataclasses
@@ -67,16 +68,6 @@ USED = (
         ("batch", "accept_index", "num_correct_drafts", "token_to_kv_pool_allocator"),
     ),
     Used(
-        f"{_SPEC}.spec_utils",
-        "build_grammar_vocab_mask",
-        ("reqs", "tree", "sampling_info", "device", "barrier"),
-    ),
-    Used(
-        f"{_SPEC}.spec_utils",
-        "GrammarTree.from_device",
-        ("retrieve_next_token", "retrieve_next_sibling", "draft_token"),
-    ),
-    Used(
         f"{_KERNELS}.spec_tree",
         "verify_tree_greedy_func",
         (
@@ -101,12 +92,6 @@ USED = (
             "draft_token_num",
             "device",
         ),
-    ),
-    Used("sglang.srt.layers.logprob_processor", "compute_spec_logprobs", ("accept_index",)),
-    Used(
-        "sglang.srt.sampling.penaltylib.repetition_penalty",
-        "apply_scaling_penalties",
-        ("logits", "scaling_penalties"),
     ),
     Used(
         "sglang.srt.managers.tp_worker",
@@ -143,18 +128,11 @@ USED = (
             "out_cache_loc",
             "req_pool_indices",
             "req_to_token_pool",
-            "sampling_info",
             "spec_info",
-            "return_logprob",
-            "has_grammar",
             "tree_cache",
         ),
     ),
-    Used(
-        "sglang.srt.sampling.sampling_batch_info",
-        "SamplingBatchInfo",
-        ("acc_additive_penalties", "acc_scaling_penalties", "logit_bias", "vocab_size"),
-    ),
+    Used("sglang.srt.managers.schedule_batch", "Req.finished"),
     Used("sglang.srt.model_executor.forward_batch_info", "ForwardMode.TARGET_VERIFY"),
     Used("sglang.srt.managers.overlap_utils", "FutureMap", ("device", "spec_algo")),
     Used(

@@ -112,8 +112,11 @@ def _defaults(settings: Settings) -> dict[str, Any]:
             "attention_backend": "intel_amx",
             "sampling_backend": "pytorch",
             "disable_cuda_graph": True,
+            "sleep_on_idle": True,  # a scheduler that polls takes a core from whoever computes
         }
-    return common | {"attention_backend": "flashinfer"}
+    # FlashInfer has no fp32.
+    exact = settings.model.dtype == "float32"
+    return common | {"attention_backend": "triton" if exact else "flashinfer"}
 
 
 def _traces() -> dict[str, Any]:

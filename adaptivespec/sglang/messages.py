@@ -1,11 +1,12 @@
 """What the owner of an engine says to the worker in its scheduler, and what that answers.
 
-The worker connects to its owner, by as many lines as `LINES`; every message has one answer, a
-`Refused` among them.
+The worker connects to its owner, by as many lines as `LINES`; every message has one answer:
+`Refused` where what it asks for fails, and `Failed` where the worker itself does.
 """
 
 import msgspec
 
+from adaptivespec.messages import Failed
 from transport.channel import Address
 from transport.link import LinkAddress
 
@@ -18,7 +19,6 @@ LINES = 2
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """The worker's first word on a line, once SGLang has allocated its cache: what it can hold."""
 
-    pid: int
     context: int  # positions of a sequence, as SGLang counts them
     kv_tokens: int
     page_size: int
@@ -56,8 +56,8 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class State(msgspec.Struct, frozen=True, tag=True):
-    """What the worker and the drafter hold. `lost` says why the drafter was given up, and is None
-    while one is in use and before the first has come."""
+    """What the worker and the drafter hold for requests that have not ended. `lost` says why the
+    drafter was given up, and is None while one is in use and before the first has come."""
 
     requests: int
     kv_tokens_used: int  # by running requests; what the radix cache keeps for later is not
@@ -72,7 +72,6 @@ class State(msgspec.Struct, frozen=True, tag=True):
     verify_s: float  # taken by them, in all
     step_overhead_s: float | None
     stalled_s: float  # since a step last began or ended, while requests are running
-    drafting: bool
     lost: str | None
 
 
@@ -83,4 +82,4 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 ToWorker = OpenLink | JoinLink | Ask
-FromWorker = Hello | LinkOpened | Joined | State | Refused
+FromWorker = Hello | LinkOpened | Joined | State | Refused | Failed

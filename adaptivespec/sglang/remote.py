@@ -59,6 +59,8 @@ class RemoteDrafter:
         if endpoint is None or endpoint.address.generation != message.generation:
             raise LinkDown(f"nobody waits for a drafter of generation {message.generation}")
         self._offer(None)  # a drafter listens to one at a time
+        if (current := self.drafting) is not None:  # the next step will find it gone
+            current.close()
         settings = self._settings
         link = endpoint.accept(settings.link_timeout_s, settings.link_setup_timeout_s)
         try:
@@ -78,18 +80,20 @@ class RemoteDrafter:
     @property
     def lost(self) -> str | None:
         """Why the last drafter was given up; None while there is one, if only for the next step."""
-        return None if self._offered else self._lost
+        with self._lock:
+            return None if self._offered else self._lost
 
     def adopt(self) -> bool:
         """Use what was offered since the last step; whether that is another drafter, which knows no
         request."""
         with self._lock:
             offered, self._offered = self._offered, None
-        if offered is None:
-            return False
-        self.close()
-        self._lost, self.link = None, offered.link
-        self.drafting = Drafting(offered.port, self._needs_states, self._settings.max_state_rows)
+            if offered is None:
+                return False
+            self.close()
+            self._lost, self.link = None, offered.link
+            max_rows = self._settings.max_state_rows
+            self.drafting = Drafting(offered.port, self._needs_states, max_rows)
         try:
             offered.port.post(UseLink(offered.generation))
         except DrafterLost as error:

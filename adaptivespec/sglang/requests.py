@@ -1,6 +1,5 @@
 """The requests of SGLang's scheduler, as the method sees them."""
 
-import random
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -22,13 +21,14 @@ _KEY = "adaptivespec"  # in a request's custom parameters
 
 
 class Speculation(msgspec.Struct, frozen=True):
-    """What of a `GenerationRequest` SGLang's own parameters have no place for."""
+    """What of a `GenerationRequest` SGLang's own parameters have no place for. Every request has
+    it, for they all come through `SGLangTarget`."""
 
-    mode: Mode = "adaptive"
-    kappa: float | None = None
-    shape: Shape | None = None
-    seed: int | None = None
-    traceparent: str | None = None
+    mode: Mode
+    kappa: float
+    shape: Shape | None
+    sampling: SamplingParams  # SGLang's own keep neither the seed nor what a temperature of 0 was
+    traceparent: str | None
 
     @classmethod
     def params(cls, request: GenerationRequest) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Speculation(msgspec.Struct, frozen=True):
             mode=request.mode,
             kappa=request.kappa,
             shape=request.shape,
-            seed=request.sampling.seed,
+            sampling=request.sampling,
             traceparent=request.traceparent,
         )
         return {_KEY: msgspec.to_builtins(asked)}
@@ -52,19 +52,9 @@ class ServedSequence(DraftedSequence):
 
     def __init__(self, id: int, req: "Req", settings: Settings, policy: Policy) -> None:
         params = req.sampling_params
-        asked = msgspec.convert((params.custom_params or {}).get(_KEY, {}), Speculation)
-        # SGLang turns a temperature of 0 into the one most likely token.
-        self.sampling = SamplingParams(
-            temperature=0.0 if params.top_k == 1 else params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=random.getrandbits(63) if asked.seed is None else asked.seed,
-        )
-        kappa = settings.kappa if asked.kappa is None else asked.kappa
-        greedy = self.sampling.greedy
-        self.kappa = kappa if greedy else 1.0
-        rule = Rule(self.kappa, 0.0 if greedy else self.sampling.temperature)
+        asked = msgspec.convert(params.custom_params[_KEY], Speculation)
+        greedy = asked.sampling.greedy
+        rule = Rule(asked.kappa) if greedy else Rule(1.0, asked.sampling.temperature)
         self.prompt = len(req.origin_input_ids)
         super().__init__(
             id,
@@ -79,6 +69,8 @@ class ServedSequence(DraftedSequence):
         self.req = req
         self.prefilling = True
         self.held = False
+        self.sampling = asked.sampling
+        self.kappa = rule.kappa
 
     def follow(self) -> None:
         """Take up what SGLang has emitted since the last step."""
@@ -103,15 +95,17 @@ class Requests:
         self._closed: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._known)
+        """Those that have not ended."""
+        return sum(not s.req.finished() for s in list(self._known.values()))
 
     @property
     def held(self) -> int:
-        """Requests that the drafter knows."""
-        return sum(s.fed > 0 for s in list(self._known.values()))
+        """Of these, the ones that the drafter knows."""
+        return sum(s.fed > 0 and not s.req.finished() for s in list(self._known.values()))
 
     def of(self, reqs: Iterable["Req"]) -> list[ServedSequence]:
         """The sequences of a batch, up to date."""
+        self._forget_ended()
         sequences = []
         for req in reqs:
             sequence = self._known.get(req.rid)
@@ -142,7 +136,7 @@ class Requests:
         was retracted and comes back with a prefill."""
         present = {s.req.rid for s in decoding}
         for rid, sequence in list(self._known.items()):
-            if rid not in present and (not sequence.prefilling or sequence.req.finished()):
+            if rid not in present and not sequence.prefilling:
                 self.forget(rid)
 
     def forget(self, rid: str) -> None:
@@ -151,8 +145,15 @@ class Requests:
         if sequence is not None and sequence.held:
             self._closed.append(sequence.id)
 
+    def _forget_ended(self) -> None:
+        """SGLang tells of an end by a decoding step, and not of one with, or within, the prompt."""
+        for rid, sequence in list(self._known.items()):
+            if sequence.req.finished():
+                self.forget(rid)
+
     def take_closed(self) -> list[int]:
         """Ids that the drafter has to forget."""
+        self._forget_ended()
         closed, self._closed = self._closed, []
         return closed
 

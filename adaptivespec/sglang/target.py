@@ -17,12 +17,12 @@ from adaptivespec.errors import (
     TargetLost,
 )
 from adaptivespec.limits import Limits
+from adaptivespec.messages import Failed
 from adaptivespec.output import OutputStream
 from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
 from adaptivespec.sglang import records
 from adaptivespec.sglang.launch import WorkerConfig, engine_arguments, publish
 from adaptivespec.sglang.messages import (
-    LINES,
     VERSION,
     Ask,
     FromWorker,
@@ -42,7 +42,7 @@ from adaptivespec.tokenizer import Tokenizer
 from transport.channel import Address, Channel, ChannelClosed, Listener, ProtocolError
 from transport.link import LinkAddress
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 _SPARE = 6
 """Positions of the context, and cache slots, that SGLang keeps from every request."""
@@ -73,20 +73,19 @@ class SGLangTarget:
         self._running = 0
         listener = Listener(host, VERSION)
         file = publish(WorkerConfig(settings, listener.address))
+        answer_s = settings.target_timeout_s
         try:
             self._engine = sglang.Engine(**arguments)
-            lines = [
-                _Line(listener.accept(FromWorker, _HELLO_S), settings.target_timeout_s)
-                for _ in range(LINES)
-            ]
+            self._questions = _Line(listener.accept(FromWorker, _HELLO_S), answer_s)
+            self._links = _Line(
+                listener.accept(FromWorker, _HELLO_S), answer_s + settings.link_setup_timeout_s
+            )
         except ValueError as error:
             raise ConfigError(f"sglang: {error}") from error
         finally:
             listener.close()
             file.unlink()
-        self._questions, self._links = self._lines = lines
-        self.hello = lines[0].hello
-        self.limits = _limits(settings, self.hello)
+        self.limits = _limits(settings, self._questions.hello)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -109,7 +108,7 @@ class SGLangTarget:
                 f"{self.running} requests are running and {self.waiting} waiting; max_running is "
                 f"{self.limits.max_running}, max_queued {self.limits.max_queued}"
             )
-        answer = _Answer(request, self._tokenizer)
+        answer = Answer(request, self._tokenizer)
         rid = uuid.uuid4().hex
         self._running += 1
         try:
@@ -148,8 +147,8 @@ class SGLangTarget:
 
     def close(self) -> None:
         """End the engine's processes."""
-        for line in self._lines:
-            line.close()
+        self._questions.close()
+        self._links.close()
         self._engine.shutdown()
 
 
@@ -159,31 +158,33 @@ class _Line:
     def __init__(self, channel: Channel[ToWorker, FromWorker], timeout_s: float) -> None:
         self._channel = channel
         self._timeout_s = timeout_s
+        self._due = 0  # answers: of earlier messages, too, when these came too late
         self._asking = threading.Lock()
         hello = channel.recv(_HELLO_S)
         assert isinstance(hello, Hello)
         self.hello = hello
 
-    def ask(
-        self, message: ToWorker, kind: type[Answer], failure: type[AdaptiveSpecError]
-    ) -> Answer:
+    def ask(self, message: ToWorker, kind: type[Reply], failure: type[AdaptiveSpecError]) -> Reply:
         """The worker's answer. Raises `failure` when it refuses, TargetLost when there is none."""
         with self._asking:
             try:
                 self._channel.send(message)
-                answer = self._channel.recv(self._timeout_s)
+                self._due += 1
+                while self._due:
+                    answer = self._channel.recv(self._timeout_s)
+                    self._due -= 1
             except (ChannelClosed, ProtocolError, TimeoutError) as error:
                 raise TargetLost(f"SGLang's scheduler does not answer: {error}") from error
         if isinstance(answer, kind):
             return answer
-        raise failure(answer.reason if isinstance(answer, Refused) else f"{answer!r}")
+        raise failure(answer.reason if isinstance(answer, Refused | Failed) else f"{answer!r}")
 
     def close(self) -> None:
         """Hang up."""
         self._channel.close()
 
 
-class _Answer:
+class Answer:
     """What a client receives of a request, and the counts of what it received."""
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
@@ -202,6 +203,8 @@ class _Answer:
             rejected = ended.get("status_code") == 400
             raise (RequestError if rejected else TargetLost)(f"SGLang: {ended['message']}")
         counted, pieces, reason = self._output.push(chunk["output_ids"])
+        if ended and not reason:
+            raise TargetLost(f"SGLang ended the answer before its end: {ended}")
         entries = [records.read(entry) for entry in info[records.KEY][:counted]]
         origins = [entry.origin for entry in entries]
         for entry in entries:

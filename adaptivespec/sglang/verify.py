@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_uniform_func
 from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
-from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_penalties
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
-from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 from torch import Tensor
 
 from adaptivespec.margin import Walk
@@ -97,27 +97,32 @@ def _with_prefix(mask: Tensor, batch: "ScheduleBatch") -> Tensor:
     return full
 
 
-def adjust(logits: Tensor, batch: "ScheduleBatch", tokens: Tensor, tree: Links) -> None:
-    """Apply, in place, what a request's parameters do to the logits [B * N, V] at the nodes
-    `tokens` [B, N]: penalties (over what was emitted before this step, as in all of SGLang's
-    speculation), biases and grammars."""
-    info, size = batch.sampling_info, tokens.shape[1]
-    if info.acc_additive_penalties is not None:
-        logits.add_(info.acc_additive_penalties.repeat_interleave(size, 0))
-    if info.acc_scaling_penalties is not None:
-        apply_scaling_penalties(logits, info.acc_scaling_penalties.repeat_interleave(size, 0))
-    if info.logit_bias is not None:
-        logits.add_(info.logit_bias.repeat_interleave(size, 0))
-    if batch.has_grammar:
-        mask = build_grammar_vocab_mask(
-            reqs=batch.reqs,
-            tree=GrammarTree.from_device(*tree, tokens.clamp_min(0).long()),
-            sampling_info=info,
-            device=logits.device,
-            barrier=None,
-        )
-        if mask is not None:
-            mask.apply(logits)
+def prepare(batch: "ScheduleBatch", trees: DraftTrees, device: torch.device) -> NgramVerifyInput:
+    """Turn a decode batch into one that verifies trees [B, N]; SGLang restores it later."""
+    spec = verify_input(trees, batch, full_mask=device.type != "cpu")
+    batch.forward_mode = ForwardMode.TARGET_VERIFY
+    batch.input_ids = spec.draft_token
+    batch.spec_info = spec
+    batch.out_cache_loc = assign_extend_cache_locs_uniform_func(
+        req_pool_indices=batch.req_pool_indices,
+        req_to_token=batch.req_to_token_pool.req_to_token,
+        start_offset=batch.seq_lens,
+        batch_size=len(batch.reqs),
+        draft_token_num=spec.draft_token_num,
+        device=device,
+    )
+    return spec
+
+
+def nothing_carried(seq_lens: Tensor, accept_lens: Tensor) -> NgramVerifyInput:
+    """What SGLang carries from a step to the next. It has a form to keep, and no content: the
+    tokens are read from the requests."""
+    return NgramVerifyInput(
+        draft_token_num=1,
+        new_seq_lens=seq_lens,
+        accept_tokens=torch.zeros_like(accept_lens),
+        accept_lens=accept_lens,
+    )
 
 
 def choose(

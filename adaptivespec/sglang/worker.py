@@ -5,15 +5,10 @@ one TARGET_VERIFY pass, the margin rule and SGLang's own walk. Under tensor para
 runs this; rank 0 alone talks to the drafter, and the others get its trees and choices by broadcast.
 """
 
-import os
-import statistics
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_uniform_func
-from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_parallel
@@ -25,12 +20,10 @@ from torch import Tensor
 from adaptivespec import tracing
 from adaptivespec.acceptance import Acceptance, outcomes
 from adaptivespec.cost import StepWork
-from adaptivespec.drafting import choose_prices, choose_shapes
-from adaptivespec.errors import DrafterLost, LinkDown
 from adaptivespec.guards import Guards
 from adaptivespec.margin import promote
-from adaptivespec.messages import Drafted
 from adaptivespec.policy import make_policy
+from adaptivespec.sglang.counts import Counts, StepSeconds
 from adaptivespec.sglang.graphs import WidthBuckets, bucket_widths
 from adaptivespec.sglang.launch import published
 from adaptivespec.sglang.messages import Hello, State
@@ -40,11 +33,11 @@ from adaptivespec.sglang.records import record_prefill, record_step
 from adaptivespec.sglang.remote import RemoteDrafter
 from adaptivespec.sglang.requests import Requests, ServedSequence
 from adaptivespec.sglang.states import StatePool, capture, head_projector
-from adaptivespec.sglang.verify import Links, Walked, adjust, choose, verify_input, walk
-from adaptivespec.shape import NO_DRAFT
+from adaptivespec.sglang.tree_source import TreeSource
+from adaptivespec.sglang.verify import Walked, choose, nothing_carried, prepare, walk
 from adaptivespec.step_trace import StepTrace
 from adaptivespec.tokenizer import load_tokenizer
-from adaptivespec.tree import DraftTrees, pad, roots, trim, widen
+from adaptivespec.tree import DraftTrees, roots, widen
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -77,13 +70,10 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         self._buckets = WidthBuckets(runner)
         self._projector = head_projector(settings, self._device)
         self._states: StatePool | None = None
-        self._remote: RemoteDrafter | None = None  # on rank 0
+        self._remote: RemoteDrafter | None = None  # this and the source: on rank 0
+        self._source: TreeSource | None = None
         self._trace = StepTrace()
-        self._overheads: deque[float] = deque(maxlen=1024)
-        self._steps = self._drafted = self._accepted = self._promoted = 0
-        self._passes = self._graph_passes = 0
-        self._drafter_s = self._verify_s = 0.0
-        self._stepped_at = time.monotonic()
+        self._counts = Counts()
         self._tree_cache: Any = None
         if self._projector is not None:
             capture(runner.model, self._projector)
@@ -109,8 +99,10 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         state_size = self._projector.state_size if self._projector else 0
         owner = self._config.owner
         self._remote = RemoteDrafter(settings, owner.host, state_size, self._device)
+        self._source = TreeSource(
+            self._remote, self._requests, self._policy, self._states, self._trace, self._device
+        )
         hello = Hello(
-            pid=os.getpid(),
             context=runner.model_config.context_len,
             kv_tokens=token_to_kv_pool_allocator.size,
             page_size=token_to_kv_pool_allocator.page_size,
@@ -137,33 +129,29 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         if cache is not None:
             allocator = self.token_to_kv_pool_allocator
             used = allocator.size - allocator.available_size() - cache.evictable_size()
-        running = len(self._requests)
+        running, counts = len(self._requests), self._counts
         return State(
             requests=running,
             kv_tokens_used=used,
             drafter_requests=self._requests.held if remote.drafting else 0,
-            steps=self._steps,
-            drafted_tokens=self._drafted,
-            accepted_tokens=self._accepted,
-            promoted_tokens=self._promoted,
-            passes=self._passes,
-            graph_passes=self._graph_passes,
-            drafter_s=self._drafter_s,
-            verify_s=self._verify_s,
-            step_overhead_s=statistics.median(self._overheads) if self._overheads else None,
-            stalled_s=time.monotonic() - self._stepped_at if running else 0.0,
-            drafting=remote.drafting is not None,
+            steps=counts.steps,
+            drafted_tokens=counts.drafted,
+            accepted_tokens=counts.accepted,
+            promoted_tokens=counts.promoted,
+            passes=counts.passes,
+            graph_passes=counts.graph_passes,
+            drafter_s=counts.drafter_s,
+            verify_s=counts.verify_s,
+            step_overhead_s=counts.overhead_s,
+            stalled_s=counts.quiet_s if running else 0.0,
             lost=remote.lost,
         )
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """SGLang's word that a request has ended, however it did."""
         self._requests.forget(rid)
-        if not self._requests and self._remote is not None and self._remote.drafting is not None:
-            try:  # no step may follow soon
-                self._remote.drafting.extend([], self._requests.take_closed())
-            except DrafterLost as error:
-                self._lose_drafter(error)
+        if not self._requests and self._source is not None:
+            self._source.idle()
 
     # -- the step ---------------------------------------------------------------------------------
 
@@ -176,7 +164,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         """SGLang's call for every batch; the last three serve schedules that are refused."""
         self._tree_cache = batch.tree_cache
-        self._stepped_at = time.monotonic()  # it may have been idle for long
+        self._counts.active()  # it may have been idle for long
         sequences = self._requests.of(batch.reqs)
         self._trace.begin(sequences)
         try:
@@ -185,7 +173,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             return self._prefill(batch, sequences)
         finally:
             self._trace.end()
-            self._stepped_at = time.monotonic()
+            self._counts.active()
 
     def _prefill(
         self, batch: "ScheduleBatch", sequences: list[ServedSequence]
@@ -198,14 +186,16 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         if self._states is not None:
             self._states.write(batch.out_cache_loc, output.hidden_states)
         output.hidden_states = None
-        first = self._draw_first(batch, sequences, output) if ours else result.next_token_ids
+        first = result.next_token_ids
+        if ours:
+            first = self._draw_first(sequences, lengths, output.next_token_logits)
         for sequence, length in zip(sequences, lengths, strict=True):
             self._trace.prefilled(sequence, length - sequence.cached)
             sequence.cached = length
             sequence.prefilling = sequence.req.inflight_middle_chunks > 0
             if not sequence.prefilling:
                 record_prefill(sequence.req)
-        self._extend_drafter(batch, sequences)
+        self._feed(batch, sequences)
         ones = torch.ones(len(sequences), dtype=torch.int32, device=self._device)
         return GenerationBatchResult(
             logits_output=output,
@@ -213,25 +203,19 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             can_run_cuda_graph=result.can_run_cuda_graph,
             accept_lens=ones,
             new_seq_lens=batch.seq_lens,
-            next_draft_input=_nothing_carried(batch.seq_lens, ones),
+            next_draft_input=nothing_carried(batch.seq_lens, ones),
             speculative_num_draft_tokens=1,
         )
 
     def _draw_first(
-        self, batch: "ScheduleBatch", sequences: list[ServedSequence], output: Any
+        self, sequences: list[ServedSequence], lengths: list[int], logits: Tensor
     ) -> Tensor:
-        """The tokens after prompts that sample: seeded draws, by seed and position as in every
-        step to come."""
-        roots_ = roots([s.tokens[-1] for s in sequences], self._device)
-        nowhere = torch.full_like(roots_.tokens, -1, dtype=torch.int64)
-        adjust(output.next_token_logits, batch, roots_.tokens, Links(nowhere, nowhere))
-        last = [length - 1 for length in batch.seq_lens_cpu.tolist()]
+        """The tokens after prompts of which some sample: seeded draws, by seed and position as in
+        every step to come."""
+        last = roots([s.tokens[-1] for s in sequences], self._device)
         sampling = [s.sampling for s in sequences]
-        chosen, _ = choose(output.next_token_logits, roots_, sampling, last)
-        chosen = self._ranks.agree(chosen.flatten())
-        if batch.return_logprob:
-            compute_spec_logprobs(batch, output, chosen, chain_stride=1)
-        return chosen
+        chosen, _ = choose(logits, last, sampling, [length - 1 for length in lengths])
+        return self._ranks.agree(chosen.flatten())
 
     def _step(
         self, batch: "ScheduleBatch", sequences: list[ServedSequence]
@@ -243,18 +227,18 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             sequence.cached = length
             sequence.prefilling = False
         self._requests.keep(sequences)
-        fed, feed_s = self._extend_drafter(batch, sequences)
-        trees, drafted = self._draft(sequences) if self._ranks.first else (None, None)
+        fed, feed_s = self._feed(batch, sequences)
+        trees, drafted = self._source.draft(sequences) if self._source else (None, None)
         draft_s = drafted.seconds if drafted else 0.0
         shared = self._ranks.share(trees, len(sequences), self._device)
         shared = widen(shared, self._buckets.width(shared.tokens.shape[1]))
 
         drafted_at, drafted_wall = time.perf_counter(), time.time()
-        spec = self._prepare(batch, shared)
+        spec = prepare(batch, shared, self._device)
         with self._buckets.using(spec.draft_token_num):
             result = self._target_worker.forward_batch_generation(batch, is_verify=True)
         output = result.logits_output
-        accepted, walked = self._accept(batch, sequences, shared, spec, output.next_token_logits)
+        accepted, walked = self._accept(sequences, shared, spec, output.next_token_logits)
         if self._states is not None:
             layers = output.hidden_states
             self._states.write_accepted(batch.out_cache_loc, layers, walked.accept_index)
@@ -262,20 +246,19 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         move_accept_tokens_to_target_kvcache(
             batch, walked.accept_index, walked.accept_lens - 1, self.token_to_kv_pool_allocator
         )
-        if batch.return_logprob:
-            compute_spec_logprobs(batch, output, walked.predict, accept_index=walked.accept_index)
         verify_s = time.perf_counter() - drafted_at
-        self._passes += 1
-        self._graph_passes += bool(result.can_run_cuda_graph)
-        self._drafter_s += feed_s + draft_s
-        self._verify_s += verify_s
 
         self._trace_verify(sequences, accepted, drafted_wall, verify_s)
         for sequence, outcome in zip(sequences, accepted, strict=True):
-            self._account(sequence, outcome)
+            self._trace.accepted(sequence, outcome)
+            sequence.note_promotions(outcome.promoted)
+            sequence.signals.update(outcome.depth, len(outcome.tokens))
+            record_step(sequence.req, outcome)
+            self._counts.tree(outcome)
         batch.forward_mode = ForwardMode.DECODE
         spent_s = time.perf_counter() - started
-        self._overheads.append(spent_s - feed_s - draft_s - verify_s)
+        seconds = StepSeconds(spent_s, feed_s + draft_s, verify_s)
+        self._counts.step(seconds, bool(result.can_run_cuda_graph))
         self._policy.stepped(
             StepWork(
                 requests=len(sequences),
@@ -296,38 +279,18 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             can_run_cuda_graph=result.can_run_cuda_graph,
             accept_lens=walked.accept_lens,
             new_seq_lens=new_seq_lens,
-            next_draft_input=_nothing_carried(new_seq_lens, walked.accept_lens),
+            next_draft_input=nothing_carried(new_seq_lens, walked.accept_lens),
             speculative_num_draft_tokens=spec.draft_token_num,
         )
 
-    def _prepare(self, batch: "ScheduleBatch", trees: DraftTrees) -> NgramVerifyInput:
-        """Turn a decode batch into one that verifies trees [B, N]; SGLang restores it later."""
-        spec = verify_input(trees, batch, full_mask=self._device.type != "cpu")
-        batch.forward_mode = ForwardMode.TARGET_VERIFY
-        batch.input_ids = spec.draft_token
-        batch.spec_info = spec
-        batch.out_cache_loc = assign_extend_cache_locs_uniform_func(
-            req_pool_indices=batch.req_pool_indices,
-            req_to_token=batch.req_to_token_pool.req_to_token,
-            start_offset=batch.seq_lens,
-            batch_size=len(batch.reqs),
-            draft_token_num=spec.draft_token_num,
-            device=self._device,
-        )
-        return spec
-
     def _accept(
         self,
-        batch: "ScheduleBatch",
         sequences: list[ServedSequence],
         trees: DraftTrees,
         spec: NgramVerifyInput,
         logits: Tensor,
     ) -> tuple[list[Acceptance], Walked]:
         """The margin rule on the device, and SGLang's walk."""
-        adjust(
-            logits, batch, trees.tokens, Links(spec.retrieve_next_token, spec.retrieve_next_sibling)
-        )
         sampling, starts = [s.sampling for s in sequences], [s.cached for s in sequences]
         target, gap = choose(logits, trees, sampling, starts)
         kappa = torch.tensor([s.kappa for s in sequences], device=self._device)
@@ -340,74 +303,10 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         self._policy.verified(trees, plain.path, [s.signals.rule for s in sequences])
         return outcomes(trees.tokens, trees.parents, plain, promoted, gap), walked
 
-    def _account(self, sequence: ServedSequence, outcome: Acceptance) -> None:
-        self._trace.accepted(sequence, outcome)
-        sequence.signals.update(outcome.depth, len(outcome.tokens))
-        sequence.note_promotions(outcome.promoted)
-        record_step(sequence.req, outcome)
-        self._steps += 1
-        self._drafted += outcome.drafted
-        self._accepted += len(outcome.tokens)
-        self._promoted += sum(outcome.promoted)
-
-    # -- the drafter ------------------------------------------------------------------------------
-
-    def _extend_drafter(
-        self, batch: "ScheduleBatch", sequences: list[ServedSequence]
-    ) -> tuple[int, float]:
-        """Give the drafter what it lacks of these: the tokens that it got, and the seconds that it
-        computed."""
-        remote = self._remote
-        if remote is None:
+    def _feed(self, batch: "ScheduleBatch", sequences: list[ServedSequence]) -> tuple[int, float]:
+        if self._source is None:
             return 0, 0.0
-        if remote.adopt():
-            self._requests.unfed()
-        if remote.drafting is None or remote.link is None:
-            return 0, 0.0
-        try:
-            held = self._requests.hold(sequences)
-            feeds = remote.drafting.feeds(held, self._policy.audience)
-            if self._states is not None and feeds:
-                table = batch.req_to_token_pool.req_to_token
-                remote.link.send_states(self._states.read(feeds, table))
-            seconds = remote.drafting.extend(feeds, self._requests.take_closed())
-            return sum(rows.stop - rows.start for _, rows in feeds), seconds
-        except (DrafterLost, LinkDown) as error:
-            self._lose_drafter(error)
-            return 0, 0.0
-
-    def _draft(self, sequences: list[ServedSequence]) -> tuple[DraftTrees, Drafted | None]:
-        """One tree per sequence, in their order, its root alone where none is drafted; and what the
-        drafter says of them."""
-        shapes = choose_shapes(self._policy, sequences)
-        for sequence, shape in zip(sequences, shapes, strict=True):
-            self._trace.planned(sequence, shape)
-        order = sorted(range(len(sequences)), key=lambda i: shapes[i] == NO_DRAFT)
-        drafting = [i for i in order if shapes[i] != NO_DRAFT]
-        lone = roots([sequences[i].tokens[-1] for i in order], self._device)
-        remote = self._remote
-        if not drafting or remote is None or remote.drafting is None or remote.link is None:
-            return roots([s.tokens[-1] for s in sequences], self._device), None
-        asked = [sequences[i] for i in drafting]
-        wanted = [shapes[i] for i in drafting]
-        prices = choose_prices(self._policy, asked, len(sequences))
-        traces = self._trace.contexts(asked)
-        try:
-            remote.drafting.draft([s.id for s in asked], wanted, traces, prices)
-            received = remote.link.recv_trees(len(asked), max(shape.nodes for shape in wanted))
-            drafted = remote.drafting.drafted()
-        except (DrafterLost, LinkDown) as error:
-            self._lose_drafter(error)
-            return roots([s.tokens[-1] for s in sequences], self._device), None
-        trees = pad(received.to(self._device), lone.rows(slice(len(asked), None)))
-        if prices is not None:
-            trees = trim(trees)
-        return trees.rows(torch.tensor(order, device=self._device).argsort()), drafted
-
-    def _lose_drafter(self, error: DrafterLost | LinkDown) -> None:
-        assert self._remote is not None
-        self._remote.lose(error)
-        self._requests.unfed()
+        return self._source.feed(sequences, batch.req_to_token_pool.req_to_token)
 
     def _trace_verify(
         self,
@@ -425,14 +324,3 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             tracing.record_span(
                 trace, "adaptivespec.verify", started_at, started_at + seconds, attributes
             )
-
-
-def _nothing_carried(seq_lens: Tensor, accept_lens: Tensor) -> NgramVerifyInput:
-    """What SGLang carries from a step to the next. It has a form to keep, and no content: the
-    tokens are read from the requests."""
-    return NgramVerifyInput(
-        draft_token_num=1,
-        new_seq_lens=seq_lens,
-        accept_tokens=torch.zeros_like(accept_lens),
-        accept_lens=accept_lens,
-    )

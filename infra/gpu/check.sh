@@ -3,7 +3,7 @@
 #
 #   infra/gpu/check.sh                 builds .venv-gpu at the first call, then takes some minutes
 #   infra/gpu/check.sh --dry-run       the same checks on a CPU, with the Python on the PATH (that of
-#                                      .venv-sglang), in about a minute; installs nothing
+#                                      .venv-sglang), in a minute or two; installs nothing
 #
 # What follows goes to infra/gpu/check.py, such as --only sglang-graphs or --model FOLDER.
 set -euo pipefail

@@ -65,6 +65,14 @@ def test_settings_come_from_a_serve_config(folder: str, tmp_path: Path) -> None:
     assert "0 of 0 drafted accepted" in done.stderr
 
 
+def test_a_serve_config_for_another_engine_is_refused(folder: str, tmp_path: Path) -> None:
+    config = tmp_path / "serve_config.yaml"
+    config.write_text(f"applications: [{{args: {{model: {{path: {folder}}}, engine: sglang}}}}]")
+    done = adaptivespec("generate", "the", "--config", str(config))
+    assert done.returncode == 2
+    assert "engine: 'sglang' is not allowed" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "named"),
     [

@@ -1,6 +1,7 @@
 """Mistakes in serve_config.yaml are one line, before anything starts."""
 
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,13 @@ def test_what_will_be_served_and_where(tmp_path: Path) -> None:
 def test_a_setting_that_is_not_allowed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="kappa: 5 is not allowed"):
         check(write(tmp_path, {"kappa": 5}, free_port()))
+
+
+@pytest.mark.skipif(find_spec("sglang") is not None, reason="SGLang is installed")
+def test_an_engine_that_is_not_installed(tmp_path: Path) -> None:
+    other: dict[str, object] = {"model": {"path": str(tmp_path)}, "engine": "sglang"}
+    with pytest.raises(ConfigError, match="SGLang, which is not installed: pip install sglang=="):
+        check(write(tmp_path, other, free_port()))
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ LAYERS = 30
 
 # pytest-timeout's exception would be lost in the engine's event loop. Its thread ends the whole
 # run, and shows where everything was.
-TIMEOUT = pytest.mark.timeout(300, method="thread")
+TIMEOUT = pytest.mark.timeout(600, method="thread")
 
 StartEngine = Callable[..., AbstractContextManager[Any]]
 

@@ -1,13 +1,14 @@
 """The real SGLang with the plugin, and its drafter in another process."""
 
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.sglang.engine import OPTIONS, kill_process_tree  # isort: skip  before SGLang
+from tests.sglang.engine import OPTIONS, EndTheCall  # isort: skip  before SGLang
+
+from sglang.srt.utils import kill_process_tree
 
 from adaptivespec.config import Settings, load_settings
 from adaptivespec.request import GenerationRequest, Origin
@@ -35,6 +36,7 @@ def settings(model: Path, **args: Any) -> Settings:
             "engine": "sglang",
             "kappa": 1,
             "max_shape": [7, 4, 16],
+            "link_timeout_s": 30,  # a busy machine is no lost drafter
             **args,
             "target": target | args.get("target", {}),
             "sglang": options | args.get("sglang", {}),
@@ -75,10 +77,10 @@ class SGLangSystem:
     def generate(
         self, requests: Sequence[GenerationRequest], **sampling_params: Any
     ) -> list[Output]:
-        """Answers to greedy requests, by SGLang's own offline interface."""
+        """Answers, by SGLang's own offline interface."""
         params = [
             {
-                "temperature": 0,
+                "temperature": request.sampling.temperature,
                 "max_new_tokens": request.max_tokens,
                 "custom_params": Speculation.params(request),
                 **sampling_params,
@@ -97,9 +99,7 @@ def running_target(settings: Settings) -> Iterator[SGLangSystem]:
     tokenizer = load_tokenizer(settings.model.path)
     try:
         target = SGLangTarget(settings, tokenizer, "127.0.0.1")
-        target._engine.tokenizer_manager.auto_create_handle_loop()
-        loop = target._engine.tokenizer_manager.event_loop
-        loop.add_signal_handler(signal.SIGQUIT, loop.stop)
+        target._engine.tokenizer_manager.signal_handler_class = EndTheCall
         yield SGLangSystem(target)
         target.close()
     finally:

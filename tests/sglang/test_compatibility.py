@@ -1,6 +1,6 @@
 """The plugin names what it needs of SGLang, and refuses another."""
 
-from collections.abc import Iterator
+import sys
 from importlib import metadata
 from typing import Any
 
@@ -8,6 +8,7 @@ import tests.sglang.engine  # isort: skip  # noqa: F401  the shims, before SGLan
 
 import pytest
 from sglang.srt.plugins import GENERAL_PLUGINS_GROUP
+from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.speculative import spec_registry, spec_utils
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -19,11 +20,10 @@ from adaptivespec.sglang.plugin import ALGORITHM, check_registration
 
 
 @pytest.fixture
-def unregistered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang as it is before its plugins are loaded."""
     monkeypatch.setattr("sglang.srt.plugins._plugins_loaded", False)
     monkeypatch.setattr(spec_registry, "_REGISTRY", {})
-    return
 
 
 def test_the_installed_sglang_is_the_one_that_works() -> None:
@@ -75,3 +75,16 @@ def test_a_list_of_plugins_without_ours_is_an_error(monkeypatch: pytest.MonkeyPa
 def test_the_entry_point_is_the_one_in_the_metadata() -> None:
     points = metadata.entry_points(group=GENERAL_PLUGINS_GROUP)
     assert "adaptivespec.sglang.plugin:register" in [point.value for point in points]
+
+
+@pytest.mark.usefixtures("unregistered")
+def test_an_installed_plugin_that_is_not_selected_does_nothing() -> None:
+    """It is a name in SGLang's list of algorithms: it hooks into nothing, and its worker is not
+    even loaded. `test_losslessness` has plain decoding beside it."""
+    hooks = {target: list(added) for target, added in HookRegistry._hooks.items()}
+    before = set(sys.modules)
+    plugin.register()
+    assert {target: list(added) for target, added in HookRegistry._hooks.items()} == hooks
+    assert list(spec_registry._REGISTRY) == [ALGORITHM]
+    assert SpeculativeAlgorithm.from_string(None).is_none()
+    assert not {m for m in set(sys.modules) - before if m.startswith("adaptivespec.")}

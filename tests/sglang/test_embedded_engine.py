@@ -1,4 +1,4 @@
-"""At any kappa, in SGLang every step is the embedded engine's: the same tokens from the same trees."""
+"""At any kappa, every step in SGLang is the embedded engine's: the same tokens, the same trees."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from adaptivespec.config import load_settings
 from adaptivespec.local import LocalSystem
 from adaptivespec.request import Delta, GenerationRequest, Origin
 from adaptivespec.shape import Shape
-from tests.sglang.prompts import CHATS, PLAIN, TOKENS, requests
+from tests.sglang.prompts import CHATS, PLAIN, requests
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +78,10 @@ def test_requests_in_a_batch_choose_their_own_shape_and_rule(
         GenerationRequest(prompt=PLAIN[5], max_tokens=2),
     ]
     expect_the_embedded_engines_steps(system, embedded, mixed)
+
+
+def test_an_answer_of_one_token_leaves_nothing_behind(system: SGLangSystem) -> None:
+    """It ends with its prompt, before any step."""
+    system.generate([GenerationRequest(prompt=PLAIN[0], max_tokens=1)])
+    state = system.target.state()
+    assert (state.requests, state.drafter_requests, state.stalled_s) == (0, 0, 0)

@@ -12,9 +12,13 @@ from tests.sglang.serving import (  # isort: skip  before transformers
     APP,
     QUEUED,
     RUNNING,
+    assert_serves,
+    counting,
     engine_processes,
+    kill_drafter,
     scheduler,
     serving,
+    wait_for_successor,
     wait_until_gone,
 )
 
@@ -23,7 +27,7 @@ import openai
 import psutil
 import pytest
 
-from tests.e2e.answers import COUNTING, Streamed, chat_reference, complete, reference
+from tests.e2e.answers import COUNTING, Streamed, chat_reference, complete
 from tests.e2e.server import MODEL, Server, eventually
 from tests.otlp import OtlpReceiver, ReceivedSpan
 from tests.smollm2 import PROMPTS, chat, tokenizer
@@ -115,17 +119,15 @@ def test_concurrent_answers_are_transformers_own(client: openai.OpenAI) -> None:
 def test_max_tokens_within_an_accepted_run(client: openai.OpenAI) -> None:
     """Runs of accepted tokens are longer than one here, so of four caps in a row some fall inside
     one."""
-    caps = range(30, 34)
-    tokens = reference(COUNTING, max(caps)).tokens
-    for cap in caps:
+    for cap in range(30, 34):
         answer = complete(client, COUNTING, cap)
-        assert answer.text == tokenizer().decode(list(tokens[:cap]))
+        assert answer.text == counting(cap)
         assert answer.content[1:] == ("length", len(tokenizer().encode(COUNTING)), cap)
         assert answer.accepted_tokens > 4
 
 
 def test_a_stop_string_within_an_accepted_run(client: openai.OpenAI) -> None:
-    text = reference(COUNTING, 60).text
+    text = counting(60)
     for stop in ("11,", "12,", "13,"):
         streamed = Streamed(client, COUNTING, 60, stop=stop).answer()
         plain = complete(client, COUNTING, 60, stop=stop, mode="off")
@@ -177,11 +179,14 @@ def test_a_full_queue_is_429_and_empties_again(server: Server, client: openai.Op
     )
     with pytest.raises(openai.RateLimitError):
         complete(client, COUNTING, 4)
-    for stream in streams[:RUNNING]:
-        stream.wait_for(1)
+    started = eventually(
+        lambda: [stream for stream in streams if stream.chunks], lambda some: len(some) == RUNNING
+    )
+    [waiting] = [stream for stream in streams if stream not in started]
+    for stream in started:
         stream.leave()
-    streams[-1].wait_for(1)  # it has moved up
-    streams[-1].leave()
+    waiting.wait_for(1)  # it has moved up
+    waiting.leave()
     server.wait_until_idle(APP)
 
 
@@ -244,34 +249,12 @@ def test_one_trace_has_our_spans_and_sglangs(
 # -- deaths ---------------------------------------------------------------------------------------
 
 
-def assert_serves(server: Server) -> None:
-    """Requests are answered, with the drafter's help."""
-    eventually(lambda: server.health(APP)["http"] == HTTPStatus.OK)
-    eventually(lambda: server.health(APP)["drafter"] == "ready")
-    answer = complete(server.client(APP), COUNTING, TOKENS)
-    assert answer.text == reference(COUNTING, TOKENS).text
-    assert answer.accepted_tokens > 0
-    server.wait_until_idle(APP)
-
-
-def kill_drafter(server: Server) -> int:
-    pid = server.cell(APP).draft
-    assert pid is not None
-    psutil.Process(pid).kill()
-    return pid
-
-
-def wait_for_successor(server: Server, old: int) -> None:
-    eventually(lambda: server.cell(APP).draft not in (None, old))
-    eventually(lambda: server.health(APP)["drafter"] == "ready")
-
-
 def test_an_answer_outlives_its_drafter(server: Server, client: openai.OpenAI) -> None:
     groups = server.placement_groups()
-    stream = Streamed(client, COUNTING, 160)
+    stream = Streamed(client, COUNTING, 120)
     stream.wait_for(10)
     old = kill_drafter(server)
-    assert stream.answer().text == reference(COUNTING, 160).text
+    assert stream.answer().text == counting(120)
     wait_for_successor(server, old)
     assert_serves(server)
     assert server.placement_groups() == groups
@@ -339,4 +322,5 @@ def test_ctrl_c_ends_everything(server: Server, client: openai.OpenAI) -> None:
     stream.leave()
     farewell = server.output.partition("Got KeyboardInterrupt")[2]
     assert farewell
-    assert "Traceback" not in farewell, farewell
+    for noise in ("Traceback", "Request failed", "Fatal Python error", "never awaited"):
+        assert noise not in farewell, farewell
