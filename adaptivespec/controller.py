@@ -35,8 +35,9 @@ from adaptivespec.output import OutputStream
 from adaptivespec.policy import Policy
 from adaptivespec.port import DraftPort, TargetPort
 from adaptivespec.request import NOTHING_USED, GenerationRequest, Origin, Usage
-from adaptivespec.sequence import Sequence, Sink, rule_of
+from adaptivespec.sequence import Sequence, Sink
 from adaptivespec.shape import NO_DRAFT, Shape
+from adaptivespec.signals import Rule
 from adaptivespec.step_trace import StepTrace
 from adaptivespec.tokenizer import Tokenizer
 
@@ -113,7 +114,7 @@ class Controller:
             next(self._ids),
             request,
             output,
-            self._policy.signals(rule_of(request)),
+            self._policy.signals(Rule.of(request.kappa, request.sampling)),
             len(request.prompt) + request.max_tokens + self.limits.max_nodes,
             sink,
         )

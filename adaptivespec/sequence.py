@@ -12,12 +12,6 @@ Sink = Callable[[Delta | Exception], None]
 """Receives a request's deltas, the last with a finish reason, or one exception that ends it."""
 
 
-def rule_of(request: GenerationRequest) -> Rule:
-    """How a request's trees are verified."""
-    sampling = request.sampling
-    return Rule(request.kappa, 0.0) if sampling.greedy else Rule(1.0, sampling.temperature)
-
-
 class Sequence(DraftedSequence):
     """One running request: its tokens, its answer so far, and its counts.
 
@@ -56,8 +50,8 @@ class Sequence(DraftedSequence):
 
     @property
     def kappa(self) -> float:
-        """The margin rule's threshold: promotions only at temperature 0."""
-        return rule_of(self.request).kappa
+        """The margin rule's threshold."""
+        return Rule.of(self.request.kappa, self.request.sampling).kappa
 
     def advance(self, outcome: Acceptance) -> bool:
         """Account for a verified tree, deliver its tokens, and say whether the answer ended."""

@@ -1,6 +1,8 @@
 """What a request's recent past says about how far to draft."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
+
+from adaptivespec.sampling import SamplingParams
 
 
 class Rule(NamedTuple):
@@ -9,6 +11,11 @@ class Rule(NamedTuple):
 
     kappa: float = 1.0
     temperature: float = 0.0
+
+    @classmethod
+    def of(cls, kappa: float, sampling: SamplingParams) -> Self:
+        """The rule of a request: promotions only at temperature 0."""
+        return cls(kappa) if sampling.greedy else cls(1.0, sampling.temperature)
 
     @property
     def greedy(self) -> bool:

@@ -53,8 +53,7 @@ class ServedSequence(DraftedSequence):
     def __init__(self, id: int, req: "Req", settings: Settings, policy: Policy) -> None:
         params = req.sampling_params
         asked = msgspec.convert(params.custom_params[_KEY], Speculation)
-        greedy = asked.sampling.greedy
-        rule = Rule(asked.kappa) if greedy else Rule(1.0, asked.sampling.temperature)
+        rule = Rule.of(asked.kappa, asked.sampling)
         self.prompt = len(req.origin_input_ids)
         super().__init__(
             id,

@@ -265,6 +265,23 @@ def test_a_drafter_that_dies_changes_nothing_but_speed(
     assert accepted > 0, "speculation resumed after the deaths"
 
 
+def test_a_useless_drafter_is_not_even_fed(folder: Path, tmp_path: Path) -> None:
+    stranger = write_hf_folder(tmp_path, "llama", seed=7)
+    config = settings(folder, "none", policy={"kind": "goodput", "largest": [8, 4, 32]})
+    system = LocalSystem.load(config)
+    config = structs.replace(config, drafter=LMSettings(path=str(stranger), dtype="float32"))
+    counting = Mortal(make_drafter(config), 10**6, "commit")
+    system.attach(counting)
+    system.controller.submit(request([5, 9], max_tokens=200), lambda event: None)
+    fed = []
+    while system.controller.busy:
+        before = counting._calls
+        system.controller.step()
+        fed.append(before - counting._calls)
+    assert fed[1] == 1
+    assert sum(fed[20:]) <= 8, "rests of 8, 16, 32, ... steps"
+
+
 def test_speculation_off_never_drafts(folder: Path) -> None:
     system = LocalSystem.load(settings(folder, "itself"))
     (deltas,) = system.generate([request([5, 9], mode="off")])
