@@ -5,9 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from adaptivespec.guards import NO_GUARDS, Guards
 from adaptivespec.margin import Walk, promote, promotions, walk
 from adaptivespec.messages import Verified
-from adaptivespec.tree import depths
+from adaptivespec.tree import DraftTrees, depths
 
 
 class Acceptance(NamedTuple):
@@ -24,14 +25,33 @@ class Acceptance(NamedTuple):
     depth: int
 
 
-def accept(verified: Verified, kappa: list[float], max_promotions: int | None) -> list[Acceptance]:
-    """Apply the margin rule to each tree of the answer, with its own kappa, and walk it."""
+class Verdict(NamedTuple):
+    """What became of a step's trees: each one's outcome, and the walks over all."""
+
+    outcomes: list[Acceptance]
+    trees: DraftTrees
+    walk: Walk
+
+
+def accept(
+    verified: Verified,
+    kappa: list[float],
+    caps: list[int] | None = None,
+    guards: Guards = NO_GUARDS,
+) -> Verdict:
+    """Apply the margin rule to each tree of the answer, with its own kappa and cap on promotions,
+    and walk it."""
     tokens = _view(verified.tokens, verified.nodes)
     parents = _view(verified.parents, verified.nodes)
     target = _view(verified.target, verified.nodes)
     gap = _view(verified.gap, verified.nodes, torch.float32)
-    predict, promoted = promote(tokens, parents, target, gap, torch.tensor(kappa), max_promotions)
-    return outcomes(tokens, parents, walk(tokens, parents, predict), promoted, gap)
+    logprobs = _view(verified.logprobs, verified.nodes, torch.float32)
+    allowed = guards.forbid(gap, tokens, parents, target)
+    cap = None if caps is None else torch.tensor(caps)
+    predict, promoted = promote(tokens, parents, target, allowed, torch.tensor(kappa), cap)
+    walked = walk(tokens, parents, predict)
+    trees = DraftTrees(tokens, parents, logprobs)
+    return Verdict(outcomes(tokens, parents, walked, promoted, gap), trees, walked)
 
 
 def outcomes(

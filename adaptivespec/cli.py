@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from adaptivespec import arguments
+from adaptivespec import arguments, profile
 from adaptivespec.bench import options as bench
 from adaptivespec.config import Settings, check_shape, load_settings
 from adaptivespec.errors import AdaptiveSpecError, ConfigError
@@ -169,6 +169,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=train_eagle3)
     add_arguments(command)
+    command = commands.add_parser(
+        "profile",
+        help="what steps cost on this machine, by tree and by requests at once",
+        description=profile.profile.__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    command.set_defaults(run=profile.profile, settings=_settings, kappa=None)
+    profile.add_arguments(command)
     command = commands.add_parser(
         "bench",
         help="compare ways of decoding over prompt sets: speed, acceptance, accuracy",

@@ -19,6 +19,7 @@ Share = Annotated[float, Meta(gt=0, le=10_000)]
 Rate = Annotated[float, Meta(ge=0, le=1)]
 Kappa = Annotated[float, Meta(gt=0, le=1)]
 LARGEST = Shape(64, 64, 1024)  # what max_shape may be; masks grow with the square of nodes
+LONGEST_WINDOW = 4096  # tokens that a cap on promotions may look back
 Dtype = Literal["bfloat16", "float32"]
 
 PACKAGED = "smollm2"
@@ -105,7 +106,16 @@ class DCSPolicy(_Kind, frozen=True, tag="dcs"):
     initial_acceptance: Rate = 1.0  # rolling acceptance before the first step
 
 
-PolicySettings = StaticPolicy | DCSPolicy
+class GoodputPolicy(_Kind, frozen=True, tag="goodput"):
+    """The trees that are expected to give most tokens per second, by what the drafter's confidence
+    has proved to be worth and what drafting and verifying cost at this batch; none where plain
+    decoding is faster. All of that is learned while serving."""
+
+    largest: Shape = Shape(8, 8, 32)  # no tree is larger, whatever it promises
+
+
+PolicySettings = StaticPolicy | DCSPolicy | GoodputPolicy
+TokenClass = Literal["digits", "operators"]
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,6 +131,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     policy: PolicySettings = DCSPolicy()
     kappa: Kappa = 0.2  # default of requests that name none; 1 is lossless
     max_promotions: NonNegative | None = None  # per step; null: no cap
+    max_promotions_per_window: NonNegative | None = None  # in any so many tokens; null: no cap
+    promotion_window: Annotated[int, Meta(ge=1, le=LONGEST_WINDOW)] = 64  # those tokens
+    # Tokens that are neither promoted nor replaced by a promotion: those with a digit; those with
+    # one of + - * / = < > and other mathematical symbols.
+    never_promote: list[TokenClass] = []
     max_shape: Shape = Shape(8, 16, 64)  # largest tree a request may ask for
     # Silence of the drafter before steps go on without it. It must have computed `max_state_rows`
     # tokens of a long prompt by then: a large `lm` on a slow device needs more.
@@ -186,11 +201,16 @@ def load_settings(args: dict[str, Any]) -> Settings:
             f"{list(largest)}; more than {largest.nodes} is needed"
         )
     policy = settings.policy
-    if isinstance(policy, StaticPolicy):
-        check_shape(policy.shape, "policy.shape", largest)
-    else:
-        check_shape(policy.low, "policy.low", largest)
-        check_shape(policy.high, "policy.high", largest)
+    match policy:
+        case StaticPolicy():
+            check_shape(policy.shape, "policy.shape", largest)
+        case DCSPolicy():
+            check_shape(policy.low, "policy.low", largest)
+            check_shape(policy.high, "policy.high", largest)
+        case GoodputPolicy():
+            check_shape(policy.largest, "policy.largest", largest)
+            if policy.largest == NO_DRAFT:
+                raise ConfigError("policy.largest: [0, 0, 1] is no tree; kind 'static' can have it")
     _check_engine(settings)
     drafter = settings.drafter
     if isinstance(drafter, LookupSettings) and drafter.min_ngram > drafter.max_ngram:
@@ -256,6 +276,8 @@ def _below(kind: Any, key: str) -> list[Any]:
     values."""
     if isinstance(kind, inspect.UnionType):
         return [found for each in kind.types for found in _below(each, key)]
+    if isinstance(kind, inspect.ListType):
+        return [kind.item_type]
     if not isinstance(kind, inspect.StructType):
         return []
     if key == kind.tag_field:

@@ -14,12 +14,15 @@ from itertools import count
 from typing import NamedTuple
 
 from adaptivespec.acceptance import accept
-from adaptivespec.drafting import Drafting, choose_shapes, expect
+from adaptivespec.cost import StepWork
+from adaptivespec.drafting import Drafting, choose_prices, choose_shapes, expect
 from adaptivespec.errors import DrafterLost, Overloaded, TargetLost
+from adaptivespec.guards import NO_GUARDS, Guards
 from adaptivespec.limits import Limits
 from adaptivespec.messages import (
     AcceptedPath,
     Chunk,
+    Drafted,
     Ping,
     Pong,
     TargetCommit,
@@ -34,6 +37,7 @@ from adaptivespec.port import DraftPort, TargetPort
 from adaptivespec.request import NOTHING_USED, GenerationRequest, Origin, Usage
 from adaptivespec.sequence import Sequence, Sink
 from adaptivespec.shape import NO_DRAFT, Shape
+from adaptivespec.signals import Rule
 from adaptivespec.step_trace import StepTrace
 from adaptivespec.tokenizer import Tokenizer
 
@@ -75,7 +79,7 @@ class Controller:
         limits: Limits,
         tokenizer: Tokenizer,
         policy: Policy,
-        max_promotions: int | None = None,
+        guards: Guards = NO_GUARDS,
         on_drafter_lost: Callable[[str], None] = log.warning,
     ) -> None:
         self.limits = limits
@@ -84,7 +88,7 @@ class Controller:
         self._drafting: Drafting | None = None
         self._tokenizer = tokenizer
         self._policy = policy
-        self._max_promotions = max_promotions
+        self._guards = guards
         self._ids = count()
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
@@ -110,7 +114,7 @@ class Controller:
             next(self._ids),
             request,
             output,
-            self._policy.signals(),
+            self._policy.signals(Rule.of(request.kappa, request.sampling)),
             len(request.prompt) + request.max_tokens + self.limits.max_nodes,
             sink,
         )
@@ -216,19 +220,33 @@ class Controller:
         self._admit()
         self._trace.begin(self._running.values())
         try:
-            extending_s = self._settle()
+            fed, feed_s = self._settle()
             chunks = self._next_chunks()
             plan = self._plan()
             if not plan.batch and not chunks:
                 return
-            verified, drafting_s = self._draft_and_verify(chunks, plan)
-            if plan.batch:
-                self._accept(plan.batch, verified)
+            verified, drafted = self._draft_and_verify(chunks, plan)
+            nodes, emitted = self._accept(plan.batch, verified) if plan.batch else (0, 0)
             self._start(chunks, verified.first_tokens)
         finally:
             self._trace.end()
         total_s = time.perf_counter() - started
-        self.times.append(StepTimes(total_s, extending_s + drafting_s, verified.forward_s))
+        draft_s = drafted.seconds if drafted else 0.0
+        self.times.append(StepTimes(total_s, feed_s + draft_s, verified.forward_s))
+        if not chunks:
+            self._policy.stepped(
+                StepWork(
+                    requests=len(plan.batch),
+                    nodes=nodes,
+                    tokens=emitted,
+                    fed=fed,
+                    feed_s=feed_s,
+                    growth=drafted.growth if drafted else None,
+                    draft_s=draft_s,
+                    verify_s=verified.forward_s,
+                    total_s=total_s,
+                )
+            )
 
     def _admit(self) -> None:
         """Start waiting requests, in order, while slots and cache tokens last."""
@@ -243,13 +261,13 @@ class Controller:
             self._running[sequence.id] = sequence
             self._opened.append(sequence)
 
-    def _settle(self) -> float:
+    def _settle(self) -> tuple[int, float]:
         """Tell the target what was accepted, and both sides who came and went; feed the drafter
         what it lacks: new tokens, prompt chunks, or everything after its return. Returns the
-        seconds that the drafter computed."""
+        tokens that it was fed, and the seconds that it computed."""
         drafter_s = 0.0
-        drafting = self._drafting
-        feeds = drafting.feeds(self._running.values()) if drafting else []
+        drafting, audience = self._drafting, self._policy.audience
+        feeds = drafting.feeds(self._running.values(), audience) if drafting else []
         commit = TargetCommit(
             closed=[s.id for s in self._closed],
             opened=[TargetOpen(s.id, s.capacity, s.request.sampling) for s in self._opened],
@@ -267,7 +285,7 @@ class Controller:
             sequence.unsettled = []
         self._opened.clear()
         self._closed.clear()
-        return drafter_s
+        return sum(rows.stop - rows.start for _, rows in feeds), drafter_s
 
     def _next_chunks(self) -> list[Chunk]:
         """The next prompt tokens of prefilling requests, first come first served."""
@@ -294,15 +312,17 @@ class Controller:
                 plan.shapes.append(shape)
         return plan
 
-    def _draft_and_verify(self, chunks: list[Chunk], plan: _Plan) -> tuple[Verified, float]:
+    def _draft_and_verify(
+        self, chunks: list[Chunk], plan: _Plan
+    ) -> tuple[Verified, Drafted | None]:
         """One forward pass of the target. It waits for the trees itself, so a drafter that dies
-        here costs its trees and nothing else. Also returns the seconds that the drafter
-        computed."""
-        drafter_s = 0.0
+        here costs its trees and nothing else. Also returns what the drafter says of them."""
+        drafted = None
         if plan.drafting and self._drafting is not None:
             traces = self._trace.contexts(plan.drafting)
+            prices = choose_prices(self._policy, plan.drafting, len(plan.batch))
             try:
-                self._drafting.draft([s.id for s in plan.drafting], plan.shapes, traces)
+                self._drafting.draft([s.id for s in plan.drafting], plan.shapes, traces, prices)
             except DrafterLost as error:
                 self._lose_drafter(error)
         self._target.post(
@@ -320,20 +340,23 @@ class Controller:
             try:
                 if verified.link_down:
                     raise DrafterLost(verified.link_down)
-                drafter_s = self._drafting.drafted()
+                drafted = self._drafting.drafted()
             except DrafterLost as error:
                 self._lose_drafter(error)
-        return verified, drafter_s
+        return verified, drafted
 
-    def _accept(self, batch: list[Sequence], verified: Verified) -> None:
-        """Apply the margin rule, and hand every request its new tokens."""
+    def _accept(self, batch: list[Sequence], verified: Verified) -> tuple[int, int]:
+        """Apply the margin rule, and hand every request its new tokens. Returns the nodes that were
+        verified, and the tokens that came of them."""
         kappas = [s.kappa for s in batch]
-        for sequence, outcome in zip(
-            batch, accept(verified, kappas, self._max_promotions), strict=True
-        ):
+        verdict = accept(verified, kappas, self._guards.caps(batch), self._guards)
+        self._policy.verified(verdict.trees, verdict.walk.path, [s.signals.rule for s in batch])
+        for sequence, outcome in zip(batch, verdict.outcomes, strict=True):
             self._trace.accepted(sequence, outcome)
             if sequence.advance(outcome):
                 self._finish(sequence)
+        outcomes = verdict.outcomes
+        return sum(o.drafted + 1 for o in outcomes), sum(len(o.path) for o in outcomes)
 
     def _start(self, chunks: list[Chunk], first_tokens: list[int]) -> None:
         """Account for prefilled chunks, and emit the first token of finished prompts."""

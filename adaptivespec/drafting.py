@@ -5,9 +5,11 @@ inside SGLang's scheduler. Every call may raise DrafterLost; then the object is 
 and the requests go on as plain decoding until another drafter is there.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from adaptivespec.config import LONGEST_WINDOW
 from adaptivespec.drafters.base import Extension
 from adaptivespec.errors import DrafterLost
 from adaptivespec.messages import (
@@ -23,6 +25,7 @@ from adaptivespec.messages import (
 )
 from adaptivespec.policy import Policy
 from adaptivespec.port import DraftPort
+from adaptivespec.pricing import Prices
 from adaptivespec.request import Mode
 from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.signals import Signals
@@ -44,6 +47,7 @@ class DraftedSequence:
     cached   positions in the target's cache: prompt rows done, then always len(tokens) - 1
     fed      tokens that the drafter holds; 0 when it does not know the request
     capacity most tokens that it will have, those of the tree under verification included
+    promotions  places in `tokens` of the latest promoted ones
     """
 
     def __init__(
@@ -67,6 +71,11 @@ class DraftedSequence:
         self.traceparent = traceparent
         self.cached = 0
         self.fed = 0
+        self.promotions: deque[int] = deque(maxlen=LONGEST_WINDOW)
+
+    def note_promotions(self, promoted: Sequence[bool]) -> None:
+        """Account for the accepted nodes of a step, whose tokens are yet to be appended."""
+        self.promotions += [len(self.tokens) + i for i, jump in enumerate(promoted) if jump]
 
     @property
     def drafts(self) -> bool:
@@ -105,11 +114,15 @@ class Feed(NamedTuple, Generic[Drafts]):
 
 
 def choose_shapes(policy: Policy, sequences: Sequence[DraftedSequence]) -> list[Shape]:
-    """The shape of each sequence's next tree: the policy's, or the one that its request asks for;
-    NO_DRAFT where the drafter is not ready."""
+    """The shape of each sequence's next tree, of all that decode: the policy's, or the one that its
+    request asks for; NO_DRAFT where the drafter is not ready."""
     adaptive = [s for s in sequences if s.ready and s.mode == "adaptive"]
     chosen = dict(
-        zip((s.id for s in adaptive), policy.shapes([s.signals for s in adaptive]), strict=True)
+        zip(
+            (s.id for s in adaptive),
+            policy.shapes([s.signals for s in adaptive], len(sequences)),
+            strict=True,
+        )
     )
 
     def shape_of(sequence: DraftedSequence) -> Shape:
@@ -118,6 +131,14 @@ def choose_shapes(policy: Policy, sequences: Sequence[DraftedSequence]) -> list[
         return chosen.get(sequence.id) or sequence.shape or policy.start
 
     return [sequence.fit(shape_of(sequence)) for sequence in sequences]
+
+
+def choose_prices(
+    policy: Policy, drafting: Sequence[DraftedSequence], running: int
+) -> Prices | None:
+    """What is worth drafting for these, of `running` requests that decode."""
+    adaptive = [s.signals if s.mode == "adaptive" else None for s in drafting]
+    return policy.prices(adaptive, running)
 
 
 class Drafting:
@@ -130,13 +151,18 @@ class Drafting:
         self._port = port
         self._max_rows = max_rows
 
-    def feeds(self, sequences: Iterable[Drafts]) -> list[Feed[Drafts]]:
-        """What the drafter lacks of these, within what a step may carry."""
+    def feeds(self, sequences: Iterable[Drafts], audience: int | None = None) -> list[Feed[Drafts]]:
+        """What the drafter lacks of these, within what a step may carry; at most `audience` of
+        those that leave their shapes to the policy."""
         feeds, budget = [], self._max_rows
         # Those that lack least go first: running answers keep their speculation while a prompt, or
         # all that a new drafter has to catch up with, streams in.
         wanting = [s for s in sequences if s.drafts and s.cached]
         for sequence in sorted(wanting, key=lambda s: s.cached - s.fed):
+            if audience is not None and sequence.mode == "adaptive":
+                if audience == 0:
+                    continue
+                audience -= 1
             rows = sequence.unfed(budget)
             if rows.stop > rows.start:
                 feeds.append(Feed(sequence, rows))
@@ -157,13 +183,19 @@ class Drafting:
             sequence.signals.confidence = value
         return confidence.seconds
 
-    def draft(self, requests: list[int], shapes: list[Shape], traces: list[str]) -> None:
+    def draft(
+        self,
+        requests: list[int],
+        shapes: list[Shape],
+        traces: list[str],
+        prices: Prices | None = None,
+    ) -> None:
         """Ask for one tree per request, which come over the link as one batch."""
-        self._port.post(Draft(requests, shapes, traces))
+        self._port.post(Draft(requests, shapes, traces, prices))
 
-    def drafted(self) -> float:
-        """Wait for the drafter's word that the trees are sent: the seconds that it computed."""
-        return expect(Drafted, self._port.reply(), DrafterLost).seconds
+    def drafted(self) -> Drafted:
+        """Wait for the drafter's word that the trees are sent, and what it took."""
+        return expect(Drafted, self._port.reply(), DrafterLost)
 
     def ping(self) -> Pong:
         """What the drafter holds."""

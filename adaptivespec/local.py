@@ -8,9 +8,10 @@ from adaptivespec.drafters.base import Drafter
 from adaptivespec.drafters.build import make_drafter
 from adaptivespec.engine.build import make_target
 from adaptivespec.engine.engine import TargetEngine
+from adaptivespec.guards import Guards
 from adaptivespec.limits import Limits
 from adaptivespec.link import InProcessLink
-from adaptivespec.policy import make_policy
+from adaptivespec.policy import Policy, make_policy
 from adaptivespec.port import Local
 from adaptivespec.request import Delta, GenerationRequest
 from adaptivespec.tokenizer import Tokenizer, load_tokenizer
@@ -27,7 +28,9 @@ class LocalSystem:
         engine: TargetEngine,
         tokenizer: Tokenizer,
         drafter: Drafter | None,
+        policy: Policy | None = None,
     ) -> None:
+        """`policy`: in the place of the settings' own."""
         self.settings = settings
         self.tokenizer = tokenizer
         self.target = TargetWorker(engine)
@@ -35,22 +38,22 @@ class LocalSystem:
             Local(self.target.handle),
             Limits.of(settings, engine.config),
             tokenizer,
-            make_policy(settings.policy),
-            settings.max_promotions,
+            policy or make_policy(settings.policy),
+            Guards.of(settings, lambda: tokenizer),
         )
         self._generation = 0
         if drafter is not None:
             self.attach(drafter)
 
     @classmethod
-    def load(cls, settings: Settings) -> "LocalSystem":
+    def load(cls, settings: Settings, policy: Policy | None = None) -> "LocalSystem":
         """Load everything that the settings name. Raises ConfigError."""
         torch.set_num_threads(settings.target.compute.threads)
         engine = make_target(settings, settings.target.compute.device)
         drafter = (
             make_drafter(settings, settings.drafter.compute.device) if settings.drafter else None
         )
-        return cls(settings, engine, load_tokenizer(settings.model.path), drafter)
+        return cls(settings, engine, load_tokenizer(settings.model.path), drafter, policy)
 
     def attach(self, drafter: Drafter) -> DraftWorker:
         """Use this drafter from here on, in the place of another or of none."""

@@ -7,6 +7,7 @@ are. Request ids are the controller's own; they are never reused within its life
 import msgspec
 
 from adaptivespec.drafters.base import Extension
+from adaptivespec.pricing import Growth, Prices
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.shape import Shape
 
@@ -74,13 +75,15 @@ class Verify(msgspec.Struct, frozen=True, tag=True):
 
 class Verified(msgspec.Struct, frozen=True, tag=True):
     """The answer to `Verify`. The arrays are row-major [len(requests), nodes] in native byte order:
-    int32 tokens and parents of the trees (see DraftTrees), int32 target tokens per node, float32
-    log-ratio of each node to its parent's top-1. `first_tokens` follow the final chunks.
-    `link_down` says why no tree arrived; then all trees are their roots and nodes is 1."""
+    int32 tokens and parents and float32 log-probabilities of the trees (see DraftTrees), int32
+    target tokens per node, float32 log-ratio of each node to its parent's top-1. `first_tokens`
+    follow the final chunks. `link_down` says why no tree arrived; then all trees are their roots
+    and nodes is 1."""
 
     nodes: int
     tokens: bytearray
     parents: bytearray
+    logprobs: bytearray
     target: bytearray
     gap: bytearray
     first_tokens: list[int]
@@ -113,17 +116,19 @@ class Confidence(msgspec.Struct, frozen=True, tag=True):
 
 class Draft(msgspec.Struct, frozen=True, tag=True):
     """To the drafter: grow one tree per request and send them over the link as one batch, padded
-    to the largest `nodes`."""
+    to the largest `nodes`. `prices`: what is worth drafting; without, all of `shapes` is."""
 
     requests: list[int]
     shapes: list[Shape]
     traces: list[str] = []
+    prices: Prices | None = None
 
 
 class Drafted(msgspec.Struct, frozen=True, tag=True):
     """The answer to `Draft`: the trees are on their way."""
 
     seconds: float
+    growth: Growth = Growth()
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):

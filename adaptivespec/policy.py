@@ -6,15 +6,22 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Protocol
 
-from adaptivespec.config import DCSPolicy, PolicySettings, StaticPolicy
+from torch import Tensor
+
+from adaptivespec.config import DCSPolicy, GoodputPolicy, PolicySettings, StaticPolicy
+from adaptivespec.cost import StepWork
+from adaptivespec.goodput import Goodput
+from adaptivespec.pricing import Prices
 from adaptivespec.shape import NO_DRAFT, Shape
-from adaptivespec.signals import Signals
+from adaptivespec.signals import STRICT, Rule, Signals
+from adaptivespec.tree import DraftTrees
 
 __all__ = ["DCS", "NO_DRAFT", "Policy", "Shape", "Static", "make_policy"]
 
 
 class Policy(Protocol):
-    """Chooses shapes. One object serves all requests; what it knows of each is in its signals."""
+    """Chooses shapes. One object serves all requests; what it knows of each is in its signals.
+    Those that learn do so from what every step verified and took."""
 
     @property
     def start(self) -> Shape:
@@ -24,14 +31,43 @@ class Policy(Protocol):
     def reachable(self) -> Sequence[Shape]:
         """Every shape that `shapes` can return, so that each can be prepared for."""
 
-    def signals(self) -> Signals:
+    @property
+    def audience(self) -> int | None:
+        """How many of the requests that follow the policy may feed the drafter; None: all."""
+
+    def signals(self, rule: Rule = STRICT) -> Signals:
         """Signals of a new request."""
 
-    def shapes(self, signals: Sequence[Signals]) -> list[Shape]:
-        """One shape per request, for its next step."""
+    def shapes(self, signals: Sequence[Signals], running: int) -> list[Shape]:
+        """One shape per request, for its next step, in which `running` requests decode."""
+
+    def prices(self, signals: Sequence[Signals | None], running: int) -> Prices | None:
+        """What the drafter of these requests' trees is to weigh, of those that follow the policy;
+        None: nothing."""
+
+    def verified(self, trees: DraftTrees, path: Tensor, rules: Sequence[Rule]) -> None:
+        """What a step verified: trees [B, N], what was accepted (Walk.path), the rules [B]."""
+
+    def stepped(self, step: StepWork) -> None:
+        """What a step that computed no prompt did, and took."""
 
 
-class DCS:
+class _Unlearning:
+    """What policies do that learn nothing from steps."""
+
+    audience = None
+
+    def prices(self, signals: Sequence[Signals | None], running: int) -> None:
+        return None
+
+    def verified(self, trees: DraftTrees, path: Tensor, rules: Sequence[Rule]) -> None:
+        return
+
+    def stepped(self, step: StepWork) -> None:
+        return
+
+
+class DCS(_Unlearning):
     """The policy of arXiv 2609.02897: (depth, width, nodes) is interpolated between `low` at t = 0
     and `high` at t = 1, each rounded half up, where t = clamp(dcs / scale, 0, 1).
 
@@ -46,35 +82,41 @@ class DCS:
     def start(self) -> Shape:
         return self._settings.low
 
-    def signals(self) -> Signals:
-        return _signals(self._settings)
+    def signals(self, rule: Rule = STRICT) -> Signals:
+        return _signals(self._settings, rule)
 
-    def shapes(self, signals: Sequence[Signals]) -> list[Shape]:
+    def shapes(self, signals: Sequence[Signals], running: int) -> list[Shape]:
         scale = self._settings.scale
         return [self.reachable[bisect_right(self._bounds, s.dcs / scale)] for s in signals]
 
 
-class Static:
+class Static(_Unlearning):
     """The same shape at every step. Its signals are kept for whoever watches."""
 
     def __init__(self, settings: StaticPolicy) -> None:
         self.start = settings.shape
         self.reachable = [settings.shape]
 
-    def signals(self) -> Signals:
-        return _signals(DCSPolicy())
+    def signals(self, rule: Rule = STRICT) -> Signals:
+        return _signals(DCSPolicy(), rule)
 
-    def shapes(self, signals: Sequence[Signals]) -> list[Shape]:
+    def shapes(self, signals: Sequence[Signals], running: int) -> list[Shape]:
         return [self.start] * len(signals)
 
 
 def make_policy(settings: PolicySettings) -> Policy:
     """The policy that the settings describe."""
-    return Static(settings) if isinstance(settings, StaticPolicy) else DCS(settings)
+    match settings:
+        case StaticPolicy():
+            return Static(settings)
+        case DCSPolicy():
+            return DCS(settings)
+        case GoodputPolicy():
+            return Goodput(settings)
 
 
-def _signals(settings: DCSPolicy) -> Signals:
-    return Signals(settings.alpha, settings.patience, settings.initial_acceptance)
+def _signals(settings: DCSPolicy, rule: Rule) -> Signals:
+    return Signals(settings.alpha, settings.patience, settings.initial_acceptance, rule)
 
 
 def _line(low: Shape, high: Shape) -> tuple[list[float], list[Shape]]:

@@ -6,7 +6,7 @@ from adaptivespec.acceptance import Acceptance
 from adaptivespec.drafting import DraftedSequence
 from adaptivespec.output import OutputStream
 from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
-from adaptivespec.signals import Signals
+from adaptivespec.signals import Rule, Signals
 
 Sink = Callable[[Delta | Exception], None]
 """Receives a request's deltas, the last with a finish reason, or one exception that ends it."""
@@ -50,8 +50,8 @@ class Sequence(DraftedSequence):
 
     @property
     def kappa(self) -> float:
-        """The margin rule's threshold: promotions only at temperature 0."""
-        return self.request.kappa if self.request.sampling.greedy else 1.0
+        """The margin rule's threshold."""
+        return Rule.of(self.request.kappa, self.request.sampling).kappa
 
     def advance(self, outcome: Acceptance) -> bool:
         """Account for a verified tree, deliver its tokens, and say whether the answer ended."""
@@ -60,6 +60,7 @@ class Sequence(DraftedSequence):
         self.cached += len(outcome.path)
         self.unsettled = outcome.path
         self.signals.update(outcome.depth, len(outcome.tokens))
+        self.note_promotions(outcome.promoted)
         origins = [Origin.PROMOTED if jump else Origin.DRAFTED for jump in outcome.promoted]
         return self.emit([*outcome.tokens, outcome.bonus], [*origins, Origin.TARGET])
 

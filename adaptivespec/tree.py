@@ -74,6 +74,12 @@ def widen(trees: DraftTrees, nodes: int) -> DraftTrees:
     )
 
 
+def trim(trees: DraftTrees) -> DraftTrees:
+    """The same trees without columns that are padding in all of them."""
+    used = int(trees.sizes.max())
+    return DraftTrees(trees.tokens[:, :used], trees.parents[:, :used], trees.logprobs[:, :used])
+
+
 def fold_paths(
     values: Tensor, parents: Tensor, combine: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
@@ -109,20 +115,24 @@ def depths(parents: Tensor) -> Tensor:
     return fold_paths((parents >= 0).long(), parents, torch.add)
 
 
-def build(pool: DraftTrees, nodes: Sequence[int]) -> tuple[DraftTrees, Tensor]:
+def build(
+    pool: DraftTrees, nodes: Sequence[int], values: Tensor | None = None
+) -> tuple[DraftTrees, Tensor]:
     """Keep the best nodes[b] - 1 candidates of every pool, and its root.
 
     pool: [B, P], the root and every scored candidate, in the order they were found: a candidate
     comes after its parent. A candidate's score is its cumulative log-probability, over all levels;
     of equals the earlier one wins, and a kept node's ancestors are always kept. Candidates of
-    probability 0 are never kept. nodes: budget per tree, root included, each at least 1.
+    probability 0 are never kept. nodes: budget per tree, root included, each at least 1. values:
+    float32 [B, P], what is accumulated in the place of the log-probabilities; at most 0.
 
     Returns the trees [B, max(nodes)], nodes in the pool's order, and int64 [B, max(nodes)]: the
     index in the pool of each kept node, -1 for padding.
     """
     size = pool.tokens.shape[1]
     width = max(nodes)
-    score = fold_paths(pool.logprobs, pool.parents, torch.add)
+    score = pool.logprobs if values is None else values
+    score = fold_paths(score, pool.parents, torch.add)
     # Sums of different association may put a child above its parent by rounding; the minimum over
     # the path cannot.
     score = fold_paths(score, pool.parents, torch.minimum)

@@ -34,7 +34,7 @@ from adaptivespec.messages import (
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.shape import Shape
 from adaptivespec.tracing import record_span
-from adaptivespec.tree import DraftTrees, pad, roots
+from adaptivespec.tree import DraftTrees, pad, roots, trim
 
 _NOBODY = -1  # the request of a warm-up
 
@@ -138,6 +138,7 @@ class TargetWorker(_Linked):
             nodes=trees.tokens.shape[1],
             tokens=_bytes(trees.tokens),
             parents=_bytes(trees.parents),
+            logprobs=_bytes(trees.logprobs),
             target=_bytes(result.target),
             gap=_bytes(result.gap),
             first_tokens=result.first_tokens,
@@ -149,7 +150,7 @@ class TargetWorker(_Linked):
         """The trees of the step, on the CPU; the roots alone where no drafted ones come."""
         if message.drafted and self.link is not None:
             try:
-                drafted = self.link.recv_trees(message.drafted, message.nodes).cpu()
+                drafted = trim(self.link.recv_trees(message.drafted, message.nodes).cpu())
                 return pad(drafted, roots(message.roots[message.drafted :]))
             except LinkDown as error:
                 self._drop_link(error)
@@ -199,7 +200,7 @@ class DraftWorker(_Linked):
 
     def _draft(self, message: Draft) -> Drafted:
         started, started_at = time.perf_counter(), time.time()
-        trees = self._drafter.draft(message.requests, message.shapes)
+        trees = self._drafter.draft(message.requests, message.shapes, message.prices)
         seconds = time.perf_counter() - started
         self._connected().send_trees(trees)
         for trace in message.traces:
@@ -210,7 +211,7 @@ class DraftWorker(_Linked):
                 started_at + seconds,
                 {"adaptivespec.batch.requests": len(message.requests)},
             )
-        return Drafted(seconds)
+        return Drafted(seconds, self._drafter.growth)
 
     def warm_up(self) -> None:
         """Commit and draft once, so that no request pays for what a device does at first use."""

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from adaptivespec.pricing import Growth, Prices
 from adaptivespec.shape import Shape
 from adaptivespec.tree import DraftTrees
 
@@ -37,10 +38,17 @@ class Drafter(Protocol):
         Returns float32 [len(extensions)] on the CPU: the drafter's probability of its own top-1
         next token after the commit (0: nothing to propose). Raises KeyError: unknown request."""
 
-    def draft(self, requests: Sequence[int], shapes: Sequence[Shape]) -> DraftTrees:
+    @property
+    def growth(self) -> Growth:
+        """What the last `draft` took."""
+
+    def draft(
+        self, requests: Sequence[int], shapes: Sequence[Shape], prices: Prices | None = None
+    ) -> DraftTrees:
         """Grow one tree per request, rooted at its last committed token, of at most the given
         shape: the best nodes - 1 candidates by cumulative log-probability over all levels, plus the
-        root. Rows follow `requests`; padded to N = max(shape.nodes)."""
+        root. With `prices`, by worth, without what is not worth its price. Rows follow `requests`;
+        padded to N = max(shape.nodes); siblings come best first."""
 
     def close(self, request: int) -> None:
         """Forget a request; unknown ones are ignored."""

@@ -9,6 +9,7 @@ from adaptivespec.drafters.base import Extension
 from adaptivespec.drafters.growth import GrowingTrees, Level, best_children
 from adaptivespec.drafters.packing import Rows, commit_chains, pack_chains, pack_level
 from adaptivespec.models.eagle3 import Eagle3Head
+from adaptivespec.pricing import Growth, Prices
 from adaptivespec.shape import Shape
 from adaptivespec.tree import DraftTrees
 
@@ -59,8 +60,14 @@ class Eagle3Drafter:
         self._trees.plant(requests, [added[-1] for _, added in extensions], *self._best(last))
         return self._trees.confidence(requests)
 
-    def draft(self, requests: Sequence[int], shapes: Sequence[Shape]) -> DraftTrees:
-        return self._trees.draft(requests, shapes, self._expand)
+    @property
+    def growth(self) -> Growth:
+        return self._trees.growth
+
+    def draft(
+        self, requests: Sequence[int], shapes: Sequence[Shape], prices: Prices | None = None
+    ) -> DraftTrees:
+        return self._trees.draft(requests, shapes, self._expand, prices)
 
     def _expand(self, level: Level) -> tuple[Tensor, Tensor]:
         above = self._states[level.slots, level.parents]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from adaptivespec.errors import CacheFull
+from adaptivespec.pricing import LIKELIHOODS, Appraisal, Growth, Prices
 from adaptivespec.shape import Shape
 from adaptivespec.tree import DraftTrees, ancestor_mask, build, depths, reroot
 
@@ -102,6 +103,8 @@ class GrowingTrees:
         self.width = max(largest.width, 1)
         self.rows = 1 + max(largest.depth - 1, 0) * self.width
         """Rows per request, the root's included: the largest shape alone, or several others."""
+        self.growth = Growth()
+        """What the last `draft` took."""
         self._reach = max(largest.depth - 1, 1)  # levels that may be expanded
         self._device = device
         self._slots: dict[int, int] = {}
@@ -159,10 +162,17 @@ class GrowingTrees:
                 advances[i].below.extend(rows)
         return advances
 
-    def draft(self, requests: Sequence[int], shapes: Sequence[Shape], expand: Expand) -> DraftTrees:
+    def draft(
+        self,
+        requests: Sequence[int],
+        shapes: Sequence[Shape],
+        expand: Expand,
+        prices: Prices | None = None,
+    ) -> DraftTrees:
         """Grow one tree per request, `width` nodes of the last level at a time, as far as its shape
         asks, and keep the best nodes - 1 candidates of all levels. A tree of depth d takes at most
-        d - 1 calls of `expand`, which all requests share."""
+        d - 1 calls of `expand`, which all requests share. With `prices`, only nodes that are worth
+        theirs are expanded and kept, and growing ends with the level that is not."""
         widest, deepest = self._check(shapes)
         self._make_room([self._slots[r] for r in requests], shapes)
         slots = self.slots(requests)
@@ -174,29 +184,48 @@ class GrowingTrees:
         rows = torch.zeros_like(width)
         node = torch.zeros_like(width)
         score = torch.zeros_like(width, dtype=torch.float32)
-        pool = [(self._nodes.tokens[slots, :1], node - 1, score)]
+        pool = [(self._nodes.tokens[slots, :1], node - 1, score, score)]
         found = 1
+        appraisal = None if prices is None else Appraisal(prices, self._device)
+        passes, expanded, brought = 0, 0, torch.zeros(2, LIKELIHOODS, device=self._device)
         for level in range(1, deepest + 1):
             siblings = torch.where((rank < width) & (depth >= level), 0.0, -torch.inf)[:, None]
             at = (slots[:, None], rows)
             logprobs = (self._nodes.logprobs[at][:, :, :widest] + siblings).flatten(1)
             tokens = self._nodes.children[at][:, :, :widest].flatten(1)
             parents = node.repeat_interleave(widest, dim=1)
-            total = score.repeat_interleave(widest, dim=1) + logprobs
-            pool.append((tokens, parents, torch.where(total > -torch.inf, logprobs, -torch.inf)))
+            above = score.repeat_interleave(widest, dim=1)
+            values = logprobs
+            if appraisal is not None:
+                first = torch.arange(logprobs.shape[1], device=self._device) % widest == 0
+                values = appraisal.conditionals(logprobs, first)
+                values = appraisal.affordable(values, above + values)
+                if level > 1:
+                    brought += appraisal.brought(score, above + values)
+            total = above + values
+            values = torch.where(total > -torch.inf, values, -torch.inf)
+            pool.append((tokens, parents, logprobs, values))
             if level == deepest:
                 break
             score, best = total.topk(min(widest, total.shape[1]))
             in_front = (rank[: best.shape[1]] < width) & (depth > level) & (score > -torch.inf)
+            if appraisal is not None:
+                in_front = appraisal.frontier(score, in_front)
+                if not in_front.any():
+                    break
             score = torch.where(in_front, score, -torch.inf)
             node = found + best
             above, tokens = rows.gather(1, best // widest), tokens.gather(1, best)
-            rows = self._expand(requests, slots, above, tokens, in_front, expand)
+            rows, new = self._expand(requests, slots, above, tokens, in_front, expand)
+            passes, expanded = passes + (new > 0), expanded + new
             found += total.shape[1]
 
-        tokens, parents, logprobs = (torch.cat(column, dim=1) for column in zip(*pool, strict=True))
+        self.growth = Growth(passes, expanded, *(brought.tolist() if appraisal else ()))
+        tokens, parents, logprobs, values = (
+            torch.cat(column, dim=1) for column in zip(*pool, strict=True)
+        )
         candidates = DraftTrees(tokens.int(), parents.int(), logprobs)
-        return build(candidates, [shape.nodes for shape in shapes])[0]
+        return build(candidates, [shape.nodes for shape in shapes], values)[0]
 
     def _expand(
         self,
@@ -206,8 +235,9 @@ class GrowingTrees:
         tokens: Tensor,
         wanted: Tensor,
         expand: Expand,
-    ) -> Tensor:
-        """The rows of the wanted nodes [B, W]; those without one yet are expanded. 0 elsewhere."""
+    ) -> tuple[Tensor, int]:
+        """The rows of the wanted nodes [B, W], 0 elsewhere; those without one yet are expanded, and
+        their number."""
         same = (self._nodes.parents[slots][:, None] == parents[:, :, None]) & (
             self._nodes.tokens[slots][:, None] == tokens[:, :, None]
         )
@@ -218,7 +248,7 @@ class GrowingTrees:
         rows = torch.where(wanted, rows, 0)
         tree, place = new.nonzero(as_tuple=True)
         if not len(tree):
-            return rows
+            return rows, 0
         slot, row, parent, token = slots[tree], rows[tree, place], parents[new], tokens[new]
         self._nodes.tokens[slot, row] = token
         self._nodes.parents[slot, row] = parent
@@ -248,7 +278,7 @@ class GrowingTrees:
             masks=masks,
         )
         self._nodes.logprobs[slot, row], self._nodes.children[slot, row] = expand(level)
-        return rows
+        return rows, len(tree)
 
     def _descend(self, slots: Tensor, committed: Tensor) -> Tensor:
         """Rows of `committed` [B, L] below each root -> int64 [B, L], -1 from where the path leaves

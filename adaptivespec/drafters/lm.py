@@ -8,6 +8,7 @@ from adaptivespec.drafters.base import Extension
 from adaptivespec.drafters.growth import GrowingTrees, Level, best_children
 from adaptivespec.drafters.packing import Rows, commit_chains, pack_chains, pack_level
 from adaptivespec.models.decoder import Decoder
+from adaptivespec.pricing import Growth, Prices
 from adaptivespec.shape import Shape
 from adaptivespec.tree import DraftTrees
 
@@ -50,9 +51,15 @@ class LMDrafter:
         self._catch_up(requests)
         return self._trees.confidence(requests)
 
-    def draft(self, requests: Sequence[int], shapes: Sequence[Shape]) -> DraftTrees:
+    @property
+    def growth(self) -> Growth:
+        return self._trees.growth
+
+    def draft(
+        self, requests: Sequence[int], shapes: Sequence[Shape], prices: Prices | None = None
+    ) -> DraftTrees:
         self._catch_up(requests)
-        return self._trees.draft(requests, shapes, self._expand)
+        return self._trees.draft(requests, shapes, self._expand, prices)
 
     def _catch_up(self, requests: Sequence[int]) -> None:
         """Run the model over what it has yet to see, and plant the trees anew there."""

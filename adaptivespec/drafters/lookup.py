@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from adaptivespec.drafters.base import Extension
+from adaptivespec.pricing import Growth, Prices, affordable
 from adaptivespec.shape import Shape
 from adaptivespec.tree import DraftTrees
 
@@ -56,6 +57,7 @@ class LookupDrafter:
     """A `Drafter` that needs no states and no device."""
 
     state_size = 0
+    growth = Growth()
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
         if not 1 <= min_ngram <= max_ngram:
@@ -73,18 +75,23 @@ class LookupDrafter:
     def commit(self, extensions: Sequence[Extension], states: Tensor | None) -> Tensor:
         return torch.tensor([self._extend(*extension) for extension in extensions])
 
-    def draft(self, requests: Sequence[int], shapes: Sequence[Shape]) -> DraftTrees:
+    def draft(
+        self, requests: Sequence[int], shapes: Sequence[Shape], prices: Prices | None = None
+    ) -> DraftTrees:
         grown = [
             self._grow(self._texts[r], shape) for r, shape in zip(requests, shapes, strict=True)
         ]
         nodes = max((shape.nodes for shape in shapes), default=1)
         padding = _Node(-1, 0, -math.inf, -math.inf, [])
         rows = [tree + [padding] * (nodes - len(tree)) for tree in grown]
-        return DraftTrees(
+        trees = DraftTrees(
             torch.tensor([[n.token for n in row] for row in rows], dtype=torch.int32),
             torch.tensor([[n.parent for n in row] for row in rows], dtype=torch.int32),
             torch.tensor([[n.logprob for n in row] for row in rows], dtype=torch.float32),
         )
+        if prices is None:
+            return trees
+        return affordable(trees, prices, [shape.nodes for shape in shapes])
 
     def close(self, request: int) -> None:
         self._texts.pop(request, None)

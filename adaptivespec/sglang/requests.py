@@ -12,6 +12,7 @@ from adaptivespec.policy import Policy
 from adaptivespec.request import GenerationRequest, Mode
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.shape import Shape
+from adaptivespec.signals import Rule
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -52,13 +53,14 @@ class ServedSequence(DraftedSequence):
     def __init__(self, id: int, req: "Req", settings: Settings, policy: Policy) -> None:
         params = req.sampling_params
         asked = msgspec.convert(params.custom_params[_KEY], Speculation)
+        rule = Rule.of(asked.kappa, asked.sampling)
         self.prompt = len(req.origin_input_ids)
         super().__init__(
             id,
             list(req.origin_input_ids),
             params.max_new_tokens,
             self.prompt + params.max_new_tokens + settings.max_shape.nodes,
-            policy.signals(),
+            policy.signals(rule),
             asked.mode,
             asked.shape,
             asked.traceparent,
@@ -67,7 +69,7 @@ class ServedSequence(DraftedSequence):
         self.prefilling = True
         self.held = False
         self.sampling = asked.sampling
-        self.kappa = asked.kappa if asked.sampling.greedy else 1.0
+        self.kappa = rule.kappa
 
     def follow(self) -> None:
         """Take up what SGLang has emitted since the last step."""

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adaptivespec.drafting import choose_shapes
+from adaptivespec.drafting import choose_prices, choose_shapes
 from adaptivespec.errors import DrafterLost, LinkDown
+from adaptivespec.messages import Drafted
 from adaptivespec.policy import Policy
 from adaptivespec.sglang.remote import RemoteDrafter
 from adaptivespec.sglang.requests import Requests, ServedSequence
 from adaptivespec.sglang.states import StatePool
 from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.step_trace import StepTrace
-from adaptivespec.tree import DraftTrees, pad, roots
+from adaptivespec.tree import DraftTrees, pad, roots, trim
 
 
 class TreeSource:
@@ -36,54 +37,61 @@ class TreeSource:
         self._trace = trace
         self._device = device
 
-    def feed(self, sequences: Sequence[ServedSequence], slots: Tensor) -> float:
-        """Give the drafter what it lacks of these; returns the seconds that it computed. `slots` is
-        SGLang's table from (request, position) to KV slot."""
+    def feed(self, sequences: Sequence[ServedSequence], slots: Tensor) -> tuple[int, float]:
+        """Give the drafter what it lacks of these; returns the tokens that it got, and the seconds
+        that it computed. `slots` is SGLang's table from (request, position) to KV slot."""
         remote = self._remote
         if remote.adopt():
             self._requests.unfed()
         if remote.drafting is None or remote.link is None:
-            return 0.0
+            return 0, 0.0
         try:
-            feeds = remote.drafting.feeds(self._requests.hold(sequences))
+            held = self._requests.hold(sequences)
+            feeds = remote.drafting.feeds(held, self._policy.audience)
             if self._states is not None and feeds:
                 remote.link.send_states(self._states.read(feeds, slots))
-            return remote.drafting.extend(feeds, self._requests.take_closed())
+            seconds = remote.drafting.extend(feeds, self._requests.take_closed())
+            return sum(rows.stop - rows.start for _, rows in feeds), seconds
         except (DrafterLost, LinkDown) as error:
             self._lose(error)
-            return 0.0
+            return 0, 0.0
 
-    def draft(self, sequences: Sequence[ServedSequence]) -> tuple[DraftTrees, float]:
-        """One tree per sequence, in their order, its root alone where none is drafted; and the
-        seconds that the drafter computed."""
+    def draft(self, sequences: Sequence[ServedSequence]) -> tuple[DraftTrees, Drafted | None]:
+        """One tree per sequence, in their order, its root alone where none is drafted; and what the
+        drafter says of them."""
         shapes = choose_shapes(self._policy, sequences)
         for sequence, shape in zip(sequences, shapes, strict=True):
             self._trace.planned(sequence, shape)
         drafting = [i for i, shape in enumerate(shapes) if shape != NO_DRAFT]
         lone = roots([sequence.tokens[-1] for sequence in sequences], self._device)
         try:
-            drafted, seconds = self._drafted(
-                [sequences[i] for i in drafting], [shapes[i] for i in drafting]
+            trees, drafted = self._drafted(
+                [sequences[i] for i in drafting], [shapes[i] for i in drafting], len(sequences)
             )
         except (DrafterLost, LinkDown) as error:
             self._lose(error)
-            return lone, 0.0
-        if drafted is None:
-            return lone, 0.0
+            return lone, None
+        if trees is None:
+            return lone, None
         # Row i of the batch is the drafted tree of i, or else its root.
         at = {i: row for row, i in enumerate(drafting)}
         rows = [at.get(i, len(drafting) + i) for i in range(len(sequences))]
-        return pad(drafted, lone).rows(torch.tensor(rows, device=self._device)), seconds
+        return pad(trees, lone).rows(torch.tensor(rows, device=self._device)), drafted
 
     def _drafted(
-        self, asked: list[ServedSequence], shapes: list[Shape]
-    ) -> tuple[DraftTrees | None, float]:
+        self, asked: list[ServedSequence], shapes: list[Shape], running: int
+    ) -> tuple[DraftTrees | None, Drafted | None]:
         remote = self._remote
         if not asked or remote.drafting is None or remote.link is None:
-            return None, 0.0
-        remote.drafting.draft([s.id for s in asked], shapes, self._trace.contexts(asked))
+            return None, None
+        prices = choose_prices(self._policy, asked, running)
+        traces = self._trace.contexts(asked)
+        remote.drafting.draft([s.id for s in asked], shapes, traces, prices)
         trees = remote.link.recv_trees(len(asked), max(shape.nodes for shape in shapes))
-        return trees.to(self._device), remote.drafting.drafted()
+        drafted = remote.drafting.drafted()
+        if prices is not None:  # they may have ended any tree early; padding is not free here
+            trees = trim(trees)
+        return trees.to(self._device), drafted
 
     def idle(self) -> None:
         """No step may follow soon: have the drafter forget what has ended."""

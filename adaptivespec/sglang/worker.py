@@ -19,6 +19,8 @@ from torch import Tensor
 
 from adaptivespec import tracing
 from adaptivespec.acceptance import Acceptance, outcomes
+from adaptivespec.cost import StepWork
+from adaptivespec.guards import Guards
 from adaptivespec.margin import promote
 from adaptivespec.policy import make_policy
 from adaptivespec.sglang.counts import Counts, StepSeconds
@@ -34,6 +36,7 @@ from adaptivespec.sglang.states import StatePool, capture, head_projector
 from adaptivespec.sglang.tree_source import TreeSource
 from adaptivespec.sglang.verify import Walked, choose, nothing_carried, prepare, walk
 from adaptivespec.step_trace import StepTrace
+from adaptivespec.tokenizer import load_tokenizer
 from adaptivespec.tree import DraftTrees, roots, widen
 
 if TYPE_CHECKING:
@@ -62,6 +65,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         self._device = torch.device(device, gpu_id) if device == "cuda" else torch.device(device)
         self._ranks = Ranks(get_parallel().tp_group)
         self._policy = make_policy(settings.policy)
+        self._guards = Guards.of(settings, lambda: load_tokenizer(settings.model.path))
         self._requests = Requests(settings, self._policy)
         self._buckets = WidthBuckets(runner)
         self._projector = head_projector(settings, self._device)
@@ -223,8 +227,9 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             sequence.cached = length
             sequence.prefilling = False
         self._requests.keep(sequences)
-        feeding_s = self._feed(batch, sequences)
-        trees, drafting_s = self._source.draft(sequences) if self._source else (None, 0.0)
+        fed, feed_s = self._feed(batch, sequences)
+        trees, drafted = self._source.draft(sequences) if self._source else (None, None)
+        draft_s = drafted.seconds if drafted else 0.0
         shared = self._ranks.share(trees, len(sequences), self._device)
         shared = widen(shared, self._buckets.width(shared.tokens.shape[1]))
 
@@ -246,13 +251,27 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         self._trace_verify(sequences, accepted, drafted_wall, verify_s)
         for sequence, outcome in zip(sequences, accepted, strict=True):
             self._trace.accepted(sequence, outcome)
+            sequence.note_promotions(outcome.promoted)
             sequence.signals.update(outcome.depth, len(outcome.tokens))
             record_step(sequence.req, outcome)
             self._counts.tree(outcome)
         batch.forward_mode = ForwardMode.DECODE
         spent_s = time.perf_counter() - started
-        seconds = StepSeconds(spent_s, feeding_s + drafting_s, verify_s)
+        seconds = StepSeconds(spent_s, feed_s + draft_s, verify_s)
         self._counts.step(seconds, bool(result.can_run_cuda_graph))
+        self._policy.stepped(
+            StepWork(
+                requests=len(sequences),
+                nodes=shared.tokens.numel(),  # padding is computed like nodes
+                tokens=sum(len(outcome.path) for outcome in accepted),
+                fed=fed,
+                feed_s=feed_s,
+                growth=drafted.growth if drafted else None,
+                draft_s=draft_s,
+                verify_s=verify_s,
+                total_s=spent_s,
+            )
+        )
         new_seq_lens = batch.seq_lens + walked.accept_lens
         return GenerationBatchResult(
             logits_output=output,
@@ -275,14 +294,18 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         sampling, starts = [s.sampling for s in sequences], [s.cached for s in sequences]
         target, gap = choose(logits, trees, sampling, starts)
         kappa = torch.tensor([s.kappa for s in sequences], device=self._device)
-        cap = self._settings.max_promotions
-        predict, promoted = promote(trees.tokens, trees.parents, target, gap, kappa, cap)
+        caps = self._guards.caps(sequences)
+        cap = None if caps is None else torch.tensor(caps, device=self._device)
+        allowed = self._guards.forbid(gap, trees.tokens, trees.parents, target)
+        predict, promoted = promote(trees.tokens, trees.parents, target, allowed, kappa, cap)
         walked = walk(spec, self._ranks.agree(predict))
-        return outcomes(trees.tokens, trees.parents, walked.plain(), promoted, gap), walked
+        plain = walked.plain()
+        self._policy.verified(trees, plain.path, [s.signals.rule for s in sequences])
+        return outcomes(trees.tokens, trees.parents, plain, promoted, gap), walked
 
-    def _feed(self, batch: "ScheduleBatch", sequences: list[ServedSequence]) -> float:
+    def _feed(self, batch: "ScheduleBatch", sequences: list[ServedSequence]) -> tuple[int, float]:
         if self._source is None:
-            return 0.0
+            return 0, 0.0
         return self._source.feed(sequences, batch.req_to_token_pool.req_to_token)
 
     def _trace_verify(

@@ -13,6 +13,7 @@ from adaptivespec.drafters.base import Drafter, Extension
 from adaptivespec.drafters.build import make_drafter
 from adaptivespec.errors import DrafterLost, Overloaded, RequestError
 from adaptivespec.local import LocalSystem
+from adaptivespec.pricing import Growth, Prices
 from adaptivespec.request import Delta, GenerationRequest, Origin
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.shape import Shape
@@ -92,6 +93,19 @@ def test_strict_output_is_plain_output(
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "itself"])
+def test_strict_output_under_prices_is_plain_output(
+    folder: Path, plain: Plain, drafter: str
+) -> None:
+    policy = {"kind": "goodput", "largest": [8, 4, 32]}
+    system = LocalSystem.load(settings(folder, drafter, policy=policy))
+    shaped = request(PROMPTS[0], mode="static", shape=Shape(5, 4, 16))
+    requests = [shaped, request(PROMPTS[1], mode="off"), *map(request, PROMPTS)]
+    for wanted, deltas in zip(requests, system.generate(requests), strict=True):
+        assert tokens(deltas) == plain(wanted)
+    assert system.controller.totals.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "itself"])
 def test_sampled_output_is_plain_output_of_the_same_seed(
     folder: Path, plain: Plain, drafter: str
 ) -> None:
@@ -138,6 +152,15 @@ def test_no_promotion_beyond_the_cap(folder: Path) -> None:
     (deltas,) = system.generate([request(PROMPTS[3], max_tokens=64, kappa=0.001)])
     per_step = [delta.origins.count(Origin.PROMOTED) for delta in deltas]
     assert max(per_step) == 1
+
+
+def test_no_promotion_beyond_the_windows_cap(folder: Path) -> None:
+    limits = {"max_promotions_per_window": 2, "promotion_window": 16}
+    system = LocalSystem.load(settings(folder, "lookup", **limits))
+    (deltas,) = system.generate([request(PROMPTS[3], max_tokens=64, kappa=0.001)])
+    origins = [origin for delta in deltas for origin in delta.origins]
+    windows = [origins[i : i + 16].count(Origin.PROMOTED) for i in range(len(origins))]
+    assert max(windows) == 2
 
 
 def test_requests_join_and_leave_at_any_step(folder: Path, plain: Plain) -> None:
@@ -203,9 +226,15 @@ class Mortal:
         self._count("commit")
         return self._inner.commit(extensions, states)
 
-    def draft(self, requests: Sequence[int], shapes: Sequence[Shape]) -> DraftTrees:
+    @property
+    def growth(self) -> Growth:
+        return self._inner.growth
+
+    def draft(
+        self, requests: Sequence[int], shapes: Sequence[Shape], prices: Prices | None = None
+    ) -> DraftTrees:
         self._count("draft")
-        return self._inner.draft(requests, shapes)
+        return self._inner.draft(requests, shapes, prices)
 
 
 @pytest.mark.parametrize("method", ["draft", "commit"])
@@ -234,6 +263,23 @@ def test_a_drafter_that_dies_changes_nothing_but_speed(
         assert tokens(got) == plain(request(prompt))
     accepted = controller.totals.accepted_tokens
     assert accepted > 0, "speculation resumed after the deaths"
+
+
+def test_a_useless_drafter_is_not_even_fed(folder: Path, tmp_path: Path) -> None:
+    stranger = write_hf_folder(tmp_path, "llama", seed=7)
+    config = settings(folder, "none", policy={"kind": "goodput", "largest": [8, 4, 32]})
+    system = LocalSystem.load(config)
+    config = structs.replace(config, drafter=LMSettings(path=str(stranger), dtype="float32"))
+    counting = Mortal(make_drafter(config), 10**6, "commit")
+    system.attach(counting)
+    system.controller.submit(request([5, 9], max_tokens=200), lambda event: None)
+    fed = []
+    while system.controller.busy:
+        before = counting._calls
+        system.controller.step()
+        fed.append(before - counting._calls)
+    assert fed[1] == 1
+    assert sum(fed[20:]) <= 8, "rests of 8, 16, 32, ... steps"
 
 
 def test_speculation_off_never_drafts(folder: Path) -> None:

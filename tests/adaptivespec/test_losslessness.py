@@ -19,7 +19,11 @@ from adaptivespec.request import Delta, GenerationRequest
 from tests.smollm2 import PROMPTS, chat, greedy, save_shallow_lm, tokenizer
 
 MAX_TOKENS = 64
-POLICIES = {"dcs": {"kind": "dcs"}, "static": {"kind": "static", "shape": [5, 4, 16]}}
+POLICIES = {
+    "dcs": {"kind": "dcs"},
+    "static": {"kind": "static", "shape": [5, 4, 16]},
+    "goodput": {"kind": "goodput"},
+}
 
 Drafter = dict[str, Any]
 """The settings of one."""

@@ -22,7 +22,7 @@ def at(dcs: float) -> Signals:
 
 
 def shape_at(dcs: float, settings: DCSPolicy = PAPER) -> Shape:
-    (shape,) = DCS(settings).shapes([at(dcs)])
+    (shape,) = DCS(settings).shapes([at(dcs)], 1)
     return shape
 
 
@@ -106,15 +106,15 @@ def test_a_line_from_no_draft_never_asks_for_a_tree_without_width(dcs: float) ->
 
 def test_every_request_follows_its_own_signals() -> None:
     policy = make_policy(PAPER)
-    assert policy.shapes([at(0.0), at(0.5), at(0.25)]) == [(3, 4, 4), (7, 1, 8), (5, 3, 6)]
-    assert policy.shapes([]) == []
+    assert policy.shapes([at(0.0), at(0.5), at(0.25)], 3) == [(3, 4, 4), (7, 1, 8), (5, 3, 6)]
+    assert policy.shapes([], 0) == []
 
 
 def test_static_is_one_shape_for_all() -> None:
     policy = make_policy(StaticPolicy(Shape(2, 2, 5)))
     assert policy.start == (2, 2, 5)
     assert policy.reachable == [(2, 2, 5)]
-    assert policy.shapes([at(0.0), at(1.0)]) == [(2, 2, 5)] * 2
+    assert policy.shapes([at(0.0), at(1.0)], 2) == [(2, 2, 5)] * 2
     assert policy.signals().acceptance == PAPER.initial_acceptance
 
 

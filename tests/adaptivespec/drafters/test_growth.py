@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ shapes = st.integers(1, LARGEST.depth).flatmap(
 )
 
 
+@cache
 def distribution(text: Path) -> Tensor:
     """A language model: float32 [VOCAB] log-probabilities after `text`, all different."""
     generator = torch.Generator().manual_seed(hash(text) % 2**31)

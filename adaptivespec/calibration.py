@@ -1,0 +1,179 @@
+"""How often the target accepts what the drafter gives a probability: learned from verified trees.
+
+At each node whose parent was accepted the outcome is known. Outcomes are counted at the knots of a
+curve over ln(q / (1 - q)), each at the two it lies between, and a knot's estimate is the mean of
+its own outcomes and of a prior that is worth PRIOR outcomes:
+
+    p(knot) = (accepted + PRIOR * prior) / (outcomes + PRIOR)
+
+(beta-binomial), made monotone in q by pooling adjacent violators. The prior itself is scaled
+down by how it has fared over all knots lately: a useless drafter is found out everywhere at once.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptivespec.pricing import KNOTS, LOWEST, SPACING, Curve, best_children
+from adaptivespec.tree import DraftTrees
+
+Floats = NDArray[np.float64]
+
+PRIOR = 8.0
+"""Outcomes that a knot's prior is worth."""
+
+DOUBT = 2.0
+"""Expected acceptances that the trust in the prior starts with."""
+
+MEMORY, LATELY = 512.0, 64.0
+"""Outcomes that a knot remembers, and expected acceptances that the trust does."""
+
+BINS = 10
+SMALLEST = 1e-6
+
+
+class Outcomes(NamedTuple):
+    """Nodes whose parent was accepted, as arrays [n]: the drafter's log-probability; whether it is
+    its parent's best child; whether it was accepted; the row of its tree in the batch."""
+
+    logprobs: Floats
+    first: NDArray[np.bool_]
+    accepted: NDArray[np.bool_]
+    row: NDArray[np.int64]
+
+
+def accepted_nodes(trees: DraftTrees, path: Tensor) -> Tensor:
+    """bool [B, N]: the nodes on Walk.path [B, N], the root too."""
+    size = trees.tokens.shape[1]
+    on = torch.zeros((len(path), size + 1), dtype=torch.bool, device=path.device)
+    return on.scatter_(1, torch.where(path < 0, size, path).long(), True)[:, :size]
+
+
+def outcomes(trees: DraftTrees, accepted: Tensor) -> Outcomes:
+    """What verified trees, on the CPU, tell: `accepted` as of `accepted_nodes`."""
+    below = (trees.tokens >= 0) & (trees.parents >= 0)
+    known = below & accepted.gather(1, trees.parents.clamp_min(0).long())
+    return Outcomes(
+        trees.logprobs[known].double().numpy(),
+        best_children(trees)[known].numpy(),
+        accepted[known].numpy(),
+        known.nonzero()[:, 0].numpy(),
+    )
+
+
+class Calibration:
+    """The curve of one class of requests."""
+
+    def __init__(self, greedy: bool) -> None:
+        """A drafter that has learned the target's distribution is accepted with probability q where
+        the target samples. A greedy target takes the best child more often than that: the prior for
+        it is what EAGLE-3 heads have shown, ln(p / (1 - p)) = 0.5 + 1.1 ln(q / (1 - q))."""
+        logits = LOWEST + SPACING * np.arange(KNOTS)
+        first = 0.5 + 1.1 * logits if greedy else logits
+        self._prior = 1 / (1 + np.exp(-np.stack([first, logits])))
+        self._seen = np.zeros_like(self._prior)
+        self._accepted = np.zeros_like(self._prior)
+        self._trust = np.array([DOUBT, DOUBT])  # acceptances: those that came, and those expected
+        self._curve: Curve | None = None
+
+    @property
+    def curve(self) -> Curve:
+        """The present estimate: what a drafter is sent."""
+        if self._curve is None:
+            came, expected = self._trust
+            prior = self._prior * min(1.0, came / expected)
+            weight = self._seen + PRIOR
+            share = (self._accepted + PRIOR * prior) / weight
+            first, other = (monotone(s, w) for s, w in zip(share, weight, strict=True))
+            other = np.minimum(first, other)  # so that no tree prefers a worse sibling
+            first, other = (np.clip(s, SMALLEST, 1.0) for s in (first, other))
+            self._curve = Curve(first.tolist(), other.tolist())
+        return self._curve
+
+    def best(self, confidence: float, learned: bool = True) -> float:
+        """Probability that a best child of this probability in (0, 1] is accepted; by the prior
+        alone if not `learned`."""
+        odds = math.log(confidence) - math.log1p(-min(confidence, 1 - 1e-9))
+        knots = LOWEST + SPACING * np.arange(KNOTS)
+        return float(np.interp(odds, knots, self.curve.first if learned else self._prior[0]))
+
+    def update(
+        self, logprobs: Floats, first: NDArray[np.bool_], accepted: NDArray[np.bool_]
+    ) -> None:
+        """Count outcomes [n]."""
+        if not len(logprobs):
+            return
+        logprobs = np.minimum(logprobs, -1e-9)
+        logit = logprobs - np.log(-np.expm1(logprobs))
+        place = np.clip((logit - LOWEST) / SPACING, 0, KNOTS - 1)
+        below = np.minimum(place.astype(int), KNOTS - 2)
+        share = place - below
+        kind = np.where(first, 0, 1)
+        expected = (1 - share) * self._prior[kind, below] + share * self._prior[kind, below + 1]
+        self._trust += (accepted.sum(), expected.sum())
+        self._trust *= min(1.0, LATELY / self._trust.max())
+        for knot, weight in ((below, 1 - share), (below + 1, share)):
+            np.add.at(self._seen, (kind, knot), weight)
+            np.add.at(self._accepted, (kind, knot), weight * accepted)
+        kept = np.minimum(1.0, MEMORY / np.maximum(self._seen, 1e-9))
+        self._seen *= kept
+        self._accepted *= kept
+        self._curve = None
+
+
+def monotone(values: Floats, weights: Floats) -> Floats:
+    """The non-decreasing values nearest to `values` [n] in weighted squares: adjacent violators are
+    pooled."""
+    blocks: list[tuple[float, float, int]] = []
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        count = 1
+        while blocks and blocks[-1][0] >= value:
+            mean, mass, size = blocks.pop()
+            value = (mean * mass + value * weight) / (mass + weight)
+            weight, count = mass + weight, count + size
+        blocks.append((value, weight, count))
+    return np.concatenate([np.full(count, value) for value, _, count in blocks])
+
+
+class Bin(NamedTuple):
+    """Nodes whose predicted acceptance lies between two bounds: their number, the mean prediction,
+    and the share accepted."""
+
+    low: float
+    high: float
+    nodes: int
+    predicted: float
+    accepted: float
+
+
+class Reliability:
+    """Predicted acceptance of drafted nodes against what became of them."""
+
+    def __init__(self) -> None:
+        self._sums = np.zeros((3, BINS))  # nodes, predictions, acceptances
+
+    def add(self, predicted: Floats, accepted: NDArray[np.bool_]) -> None:
+        """Predictions [n] made before the outcomes [n] were known."""
+        place = np.minimum((predicted * BINS).astype(int), BINS - 1)
+        for sums, weights in zip(self._sums, (None, predicted, accepted), strict=True):
+            sums += np.bincount(place, weights, BINS)
+
+    @property
+    def bins(self) -> list[Bin]:
+        """Those that have nodes, of equal width over [0, 1]."""
+        return [
+            Bin(i / BINS, (i + 1) / BINS, int(nodes), predicted / nodes, accepted / nodes)
+            for i, (nodes, predicted, accepted) in enumerate(self._sums.T.tolist())
+            if nodes
+        ]
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the mean over nodes of |share accepted - mean prediction| of
+        the node's bin; 0 without nodes."""
+        nodes, predicted, accepted = self._sums
+        return float(np.abs(predicted - accepted).sum() / max(nodes.sum(), 1))

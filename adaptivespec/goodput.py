@@ -1,0 +1,242 @@
+"""The policy that maximises goodput: expected tokens per second of the whole batch.
+
+A fraction E[tokens] / seconds is maximal where E[tokens] - theta * seconds is, at theta = the
+fraction's own maximum (Dinkelbach 1967). theta is what steps have been achieving; it turns every
+cost into tokens, and a batch of trees into a sum of nodes: each is kept if the probability that it
+is accepted exceeds its price. What a draft costs as a whole, and one more level, weighs against all
+that it brings. docs/method.md derives this.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adaptivespec.calibration import Calibration, Floats, Reliability, accepted_nodes, outcomes
+from adaptivespec.config import DCSPolicy, GoodputPolicy
+from adaptivespec.cost import CostModel, StepWork
+from adaptivespec.pricing import LIKELIHOODS, UNPRICED, Appraisal, Prices, best_children
+from adaptivespec.shape import NO_DRAFT, Shape
+from adaptivespec.signals import STRICT, Rule, Signals
+from adaptivespec.tree import DraftTrees, fold_paths
+
+MEMORY = 0.97
+"""What a step's gain over plain decoding, and what expanding nodes brought, still weigh at the
+next step."""
+
+HOPE = 10.0, 1.5
+"""Plain tokens that the gain over plain decoding starts with, and what it starts at."""
+
+ONWARD = 4.0, np.linspace(0.4, 0.8, LIKELIHOODS)
+"""Worth of expanded nodes that `Prices.onward` is drawn to its start by, and what that is: a level
+that was never worth its price is tried again some time."""
+
+PLAIN_EVERY = 50
+"""Steps after which one decodes plainly, whatever a draft promises: what is compared with plain
+decoding has to know what that takes, at this batch and context."""
+
+PROBE = Shape(1, 1, 2)
+"""What one request drafts after a rest, whatever it is worth: the cheapest way to learn."""
+
+SHORTEST, LONGEST = 8, 128
+"""Steps of a rest."""
+
+OPTIMISM = 0.25
+"""Tokens per step that the drafter is taken to be worth before it has shown anything."""
+
+RECENT = 0.125
+"""What the newest step weighs in the drafter's worth."""
+
+
+class Goodput:
+    """One object serves all requests: they share passes, so they share prices.
+
+    While a drafter's worth is below what feeding it costs, it *rests*: adaptive requests do not
+    even feed it. Rests double in length while nothing changes, and end with one request's probe.
+    """
+
+    def __init__(self, settings: GoodputPolicy) -> None:
+        self._largest = settings.largest
+        low = Shape(3, 4, 4)
+        self.start = Shape(*(min(a, b) for a, b in zip(low, settings.largest, strict=True)))
+        self.costs = CostModel()
+        self.reliability = Reliability()
+        self._calibrations: dict[Rule, Calibration] = {}
+        seen, gain = HOPE
+        self._tokens, self._plain_tokens = gain * seen, seen
+        self._gained, self._expanded = np.zeros((2, LIKELIHOODS))
+        self._since_plain = PLAIN_EVERY
+        self._worth = OPTIMISM
+        self._rest, self._next_rest = 0, SHORTEST
+        self._probing = False
+        self._hopeful = False  # the drafter would pay if it were what drafters usually are
+        self._expected: float | None = None  # tokens of this step's draft above its price
+
+    @property
+    def reachable(self) -> list[Shape]:
+        """Trees have any number of nodes up to the largest; these are worth preparing for."""
+        depth, width, nodes = self._largest
+        sizes = (
+            {2**k for k in range(1, nodes.bit_length())} | {3 * 2**k for k in range(5)} | {nodes}
+        )
+        trees = [Shape(min(depth, n - 1), width, n) for n in sorted(sizes) if 2 <= n <= nodes]
+        return [NO_DRAFT, *trees]
+
+    @property
+    def audience(self) -> int | None:
+        if self._rest:
+            return 0
+        return 1 if self._probing else None
+
+    @property
+    def gain(self) -> float:
+        """Tokens per second over those of plain decoding, of late, by modelled costs; at least 1,
+        for not drafting is always open."""
+        return max(self._tokens / self._plain_tokens, 1.0)
+
+    def signals(self, rule: Rule = STRICT) -> Signals:
+        paper = DCSPolicy()  # whose signals are kept for whoever watches
+        coarse = Rule(round(rule.kappa, 1), round(2 * rule.temperature) / 2)
+        rule = Rule(coarse.kappa, max(coarse.temperature, 0.5) if rule.temperature else 0.0)
+        return Signals(paper.alpha, paper.patience, paper.initial_acceptance, rule)
+
+    def calibration(self, rule: Rule) -> Calibration:
+        """The curve of a class of requests."""
+        if rule not in self._calibrations:
+            self._calibrations[rule] = Calibration(rule.greedy)
+        return self._calibrations[rule]
+
+    # -- before a step ----------------------------------------------------------------------------
+
+    def shapes(self, signals: Sequence[Signals], running: int) -> list[Shape]:
+        """The largest shape for requests whose best first child is worth verifying, if their trees
+        together are worth a draft."""
+        self._expected = None
+        if not signals:
+            return []
+        prices, fixed = self._prices(running), self._theta(running) * self.costs.drafting
+
+        def expect(learned: bool) -> tuple[Floats, float]:
+            worth = [self.calibration(s.rule).best(s.confidence, learned) for s in signals]
+            alike = np.repeat(worth, running if self._probing else 1)  # one stands for all
+            return np.array(worth), self._forecast(alike, prices) - fixed
+
+        worth, expected = expect(learned=True)
+        self._hopeful = self._probing and expect(learned=False)[1] > 0
+        self._expected = max(expected, 0.0)
+        if self._since_plain >= PLAIN_EVERY:
+            return [NO_DRAFT] * len(signals)
+        if expected > 0:
+            return [self._largest if each > prices.node else NO_DRAFT for each in worth]
+        shapes = [NO_DRAFT] * len(signals)
+        if self._probing:
+            shapes[int(worth.argmax())] = PROBE
+        return shapes
+
+    def _forecast(self, worth: Floats, prices: Prices) -> float:
+        """Tokens that trees bring above their price, whose best first children are worth `worth`
+        [R], where that exceeds a node's price. Levels go on, as in a drafter, while what is below
+        pays for the pass."""
+        worth = worth[worth > prices.node]
+        total = float((worth - prices.node).sum())
+        for _ in range(self._largest.depth - 1):
+            onward = np.interp(worth, np.linspace(0, 1, LIKELIHOODS), prices.onward)
+            net = float((worth * onward - prices.expansion).clip(0).sum()) - prices.level
+            if net <= 0:
+                break
+            total += net
+            worth = worth * onward.clip(0, 1)
+        return total
+
+    def prices(self, signals: Sequence[Signals | None], running: int) -> Prices:
+        """What a drafter is told beside shapes; None: a request that asked for a shape."""
+        prices = self._prices(running)
+        rules = list(dict.fromkeys(s.rule for s in signals if s is not None))
+        free = self._probing and not self._expected
+        of = [UNPRICED if s is None or free else rules.index(s.rule) for s in signals]
+        curves = [self.calibration(rule).curve for rule in rules]
+        return Prices(prices.level, prices.expansion, prices.node, prices.onward, curves, of)
+
+    def _prices(self, running: int) -> Prices:
+        theta, costs = self._theta(running), self.costs
+        return Prices(
+            level=theta * costs.level,
+            expansion=theta * costs.expansion,
+            node=theta * costs.node,
+            onward=self._onward().tolist(),
+            curves=[],
+            of=[],
+        )
+
+    def _onward(self) -> Floats:
+        seen, start = ONWARD
+        return (self._gained + seen * start) / (self._expanded + seen)
+
+    def _theta(self, running: int) -> float:
+        """Tokens per second of this batch."""
+        return self.gain * running / self.costs.plain(running)
+
+    # -- after it ---------------------------------------------------------------------------------
+
+    def verified(self, trees: DraftTrees, path: Tensor, rules: Sequence[Rule]) -> None:
+        """Learn from trees [B, N], and what was accepted of them (Walk.path)."""
+        if trees.tokens.shape[1] == 1:
+            return
+        trees = trees.cpu()
+        accepted = accepted_nodes(trees, path.cpu())
+        self._check(trees, accepted, rules)
+        known = outcomes(trees, accepted)
+        classes = list(dict.fromkeys(rules))
+        of = np.array([classes.index(rule) for rule in rules])[known.row]
+        for index, rule in enumerate(classes):
+            rows = of == index
+            self.calibration(rule).update(
+                known.logprobs[rows], known.first[rows], known.accepted[rows]
+            )
+
+    def _check(self, trees: DraftTrees, accepted: Tensor, rules: Sequence[Rule]) -> None:
+        """Hold the predictions that were made against the outcomes."""
+        classes = list(dict.fromkeys(rules))
+        curves = [self.calibration(rule).curve for rule in classes]
+        of = [classes.index(rule) for rule in rules]
+        drafted = (trees.tokens >= 0) & (trees.parents >= 0)
+        appraisal = Appraisal(Prices(0.0, 0.0, 0.0, [], curves, of), "cpu")
+        values = appraisal.conditionals(trees.logprobs, best_children(trees))
+        predicted = fold_paths(torch.where(drafted, values, 0.0), trees.parents, torch.add).exp()
+        self.reliability.add(predicted[drafted].double().numpy(), accepted[drafted].numpy())
+
+    def stepped(self, step: StepWork) -> None:
+        """Learn from what a step of decoding did and took."""
+        self.costs.observe(step)
+        self._since_plain = self._since_plain + 1 if step.nodes > step.requests else 0
+        plain_tokens = self.costs.seconds(step) / self.costs.plain(step.requests) * step.requests
+        self._tokens = MEMORY * self._tokens + step.tokens
+        self._plain_tokens = MEMORY * self._plain_tokens + plain_tokens
+        if step.growth is not None:
+            self._gained, self._expanded = MEMORY * self._gained, MEMORY * self._expanded
+            if step.growth.worth:
+                self._gained += step.growth.gained
+                self._expanded += step.growth.worth
+        self._account(step)
+
+    def _account(self, step: StepWork) -> None:
+        """Decide whether the drafter rests."""
+        if self._rest:
+            self._rest -= 1
+            self._probing = self._rest == 0
+            self._worth = 0.0
+            return
+        if self._expected is None:
+            return
+        net = self._expected - self._theta(step.requests) * self.costs.feeding(step.tokens)
+        self._expected = None
+        if self._hopeful and net < 0 and step.tokens > step.requests:
+            self._next_rest = SHORTEST
+            return  # what was probed was accepted: the next step probes again
+        self._probing = False
+        self._worth += RECENT * (net - self._worth)
+        if self._worth < 0:
+            self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST)
+        elif self._worth > 0:
+            self._next_rest = max(self._next_rest // 2, SHORTEST)

@@ -1,0 +1,71 @@
+"""Costs are found from steps that took what a known machine takes."""
+
+import numpy as np
+import pytest
+
+from adaptivespec.cost import CostModel, Line, StepWork
+from adaptivespec.pricing import Growth
+from tests.adaptivespec.machine import CPU, GPU, Machine
+
+
+def observe(costs: CostModel, machine: Machine, steps: int, noise: float = 0.0) -> None:
+    random = np.random.default_rng(0)
+    for _ in range(steps):
+        requests = int(random.integers(1, 9))
+        passes = int(random.integers(0, 6))
+        growth = Growth(passes, passes * int(random.integers(1, 5))) if passes else None
+        nodes = requests * int(random.integers(1, 20)) if growth else requests
+        fed = int(random.integers(0, 4)) * requests
+        costs.observe(machine.step(requests, nodes, 0, fed, growth, 1 + noise * random.random()))
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU])
+def test_a_machines_prices_are_found(machine: Machine) -> None:
+    costs = CostModel()
+    observe(costs, machine, 150)
+    assert costs.node == pytest.approx(machine.node, rel=0.1, abs=machine.base / 2000)
+    assert costs.level == pytest.approx(machine.level, rel=0.1)
+    assert costs.expansion == pytest.approx(machine.expansion, rel=0.2, abs=machine.base / 2000)
+    assert costs.plain(8) == pytest.approx(machine.step(8, 8, 0, 0, None).total_s, rel=0.05)
+    work = machine.step(2, 30, 0, 5, Growth(3, 9))
+    assert costs.seconds(work) == pytest.approx(work.total_s, rel=0.05)
+
+
+def test_the_first_step_sets_the_scale_and_ratios_of_a_middling_machine_the_rest() -> None:
+    costs = CostModel()
+    before = costs.node / costs.plain(1)
+    costs.observe(Machine(base=7.0, node=0.2).step(1, 1, 0, 0, None))
+    assert costs.plain(1) == pytest.approx(7.2, rel=0.1)
+    assert costs.node / costs.plain(1) == pytest.approx(before, rel=0.3)
+
+
+def test_it_follows_a_machine_that_slows_down_and_ignores_a_stall() -> None:
+    costs = CostModel()
+    observe(costs, CPU, 100)
+    stall = CPU.step(1, 1, 0, 0, None, 1000.0)
+    costs.observe(stall)
+    assert costs.plain(1) < 1.5 * CPU.step(1, 1, 0, 0, None).total_s
+    observe(costs, Machine(*(2 * part for part in CPU)), 200)
+    assert costs.plain(1) == pytest.approx(2 * CPU.step(1, 1, 0, 0, None).total_s, rel=0.1)
+    assert costs.node == pytest.approx(2 * CPU.node, rel=0.15)
+
+
+def test_what_was_never_varied_keeps_its_prior() -> None:
+    line = Line((1.0, 0.5), (1, 1), 1.0)
+    for _ in range(50):
+        line.observe(3.0, 1, 0)
+    assert line.coefficients == pytest.approx([3.0, 0.5], abs=0.15)
+
+
+def test_costs_are_never_negative() -> None:
+    line = Line((1.0, 0.5), (1, 1), 1.0)
+    for x in range(50):
+        line.observe(max(10.0 - x, 0.1), 1, x)
+    assert (line.coefficients >= 0).all()
+
+
+def test_prompts_are_not_fed_for_free() -> None:
+    costs = CostModel()
+    assert costs.feeding(0) == 0
+    assert costs.feeding(3) > 0
+    assert isinstance(CPU.step(1, 1, 1, 0, None), StepWork)
