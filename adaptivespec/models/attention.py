@@ -82,8 +82,9 @@ class Packing:
         self.slots = torch.tensor(slots, device=cache.device)
         batches = _alike(views)
         self._batches = [_batch(batch, group, cache) for batch in batches]
-        order = _order(batches, len(slots))
-        self._order = None if order is None else order.to(cache.device)
+        self._order: Tensor | None = None  # None: the batches are the packed batch
+        if len(batches) > 1 or isinstance(self._batches[0].rows, Tensor):
+            self._order = _order(batches, len(slots)).to(cache.device)
 
     def write(self, layer: int, kv: Tensor) -> None:
         self.cache.write(layer, self.slots, kv)
@@ -171,18 +172,18 @@ def _padded(start: int, count: int, size: int) -> Tensor:
     return torch.arange(start, start + size).clamp_max_(start + count - 1)
 
 
-def _order(batches: Sequence[Sequence[_View]], total: int) -> Tensor | None:
+def _order(batches: Sequence[Sequence[_View]], total: int) -> Tensor:
     """int64 [total]: where each row of the packed batch lies in the padded batches, one behind the
-    other; None if those are the packed batch."""
+    other."""
     order = torch.empty(total, dtype=torch.int64)
     padded = 0
     for batch in batches:
         n = max(view.rows for view in batch)
         for view in batch:
-            start, stop = view.segment.start, view.segment.stop
-            order[start:stop] = torch.arange(padded, padded + view.rows)
+            rows = slice(view.segment.start, view.segment.stop)
+            order[rows] = torch.arange(padded, padded + view.rows)
             padded += n
-    return None if torch.equal(order, torch.arange(padded)) else order
+    return order
 
 
 def _bias(
@@ -192,15 +193,16 @@ def _bias(
     padding see what there is."""
     if n == 1 and all(view.keys == length and view.segment.mask is None for view in views):
         return None
-    keys = torch.tensor([view.keys for view in views], device=cache.device)
-    hidden = torch.arange(length, device=cache.device) >= keys[:, None, None]
-    hidden = hidden.repeat(1, n, 1)
-    for own, (segment, start, stop) in zip(hidden, views, strict=True):
-        rows, end = segment.stop - segment.start, stop - start
-        if segment.mask is not None:
-            mask = segment.mask.to(cache.device)
-            own[:rows, end - mask.shape[1] : end] = ~mask
+    bias = torch.zeros((len(views), n, length), dtype=cache.dtype, device=cache.device)
+    for own, view in zip(bias, views, strict=True):
+        rows, keys, mask = view.rows, view.keys, view.segment.mask
+        if keys < length:
+            own[:, keys:] = -torch.inf
+        if mask is not None:
+            hidden = ~mask.to(cache.device)
         elif rows > 1:
-            own[:rows, end - rows : end].fill_(True).triu_(1)
-    bias = torch.zeros(hidden.shape, dtype=cache.dtype, device=cache.device)
-    return bias.masked_fill_(hidden, float("-inf")).repeat_interleave(group, 1)[None]
+            hidden = torch.ones((rows, rows), dtype=torch.bool, device=cache.device).triu_(1)
+        else:
+            continue
+        own[:rows, keys - hidden.shape[1] : keys].masked_fill_(hidden, -torch.inf)
+    return bias.repeat_interleave(group, 1)[None]
