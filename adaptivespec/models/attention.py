@@ -110,19 +110,19 @@ class Packing:
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """Attention of q [kv_heads, B, R, D] over k, v [kv_heads, B, L, D], with `bias` [1, B, R, L] on
     the scores -> like q."""
-    if bias is not None and bias.numel() >= _MATMUL_SCORES and _prefers_matmul(q):
+    if bias is not None and _prefers_products(q, k):
         return matmul_attention(q, k, v, bias, scale)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
 
 
-_MATMUL_SCORES = 40_000
-"""Stacked queries x keys from which plain products win; measured with 1 to 8 requests of 1 to 16
-nodes, three query heads to a kv head, over 80 to 1040 keys, two threads."""
-
-
-def _prefers_matmul(q: Tensor) -> bool:
-    """torch's fused kernel for CPUs multiplies bf16 far below what oneDNN reaches on many rows."""
-    return q.device.type == "cpu" and q.dtype == torch.bfloat16
+def _prefers_products(q: Tensor, k: Tensor) -> bool:
+    """torch's fused kernel for CPUs multiplies bf16 far below what oneDNN reaches, but has less to
+    prepare. Measured with 3 to 48 rows over 272 to 1040 keys of 1 to 8 requests, two threads: both
+    take time for every key, as much as for 8 rows more."""
+    if q.device.type != "cpu" or q.dtype != torch.bfloat16:
+        return False
+    _, batch, keys, _ = k.shape
+    return batch * keys * (q.shape[2] + 8) >= 20_000
 
 
 def matmul_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -186,9 +186,7 @@ def _order(batches: Sequence[Sequence[_View]], total: int) -> Tensor:
     return order
 
 
-def _bias(
-    views: Sequence[_View], n: int, length: int, group: int, cache: KVCache
-) -> Tensor | None:
+def _bias(views: Sequence[_View], n: int, length: int, group: int, cache: KVCache) -> Tensor | None:
     """The additive mask of `attend` for n rows over `length` keys of each view. Rows that are
     padding see what there is."""
     if n == 1 and all(view.keys == length and view.segment.mask is None for view in views):
