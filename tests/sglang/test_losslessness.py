@@ -23,8 +23,16 @@ def plain(smollm2: Path) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
+POLICIES = {"dcs": {"kind": "dcs"}, "goodput": {"kind": "goodput", "largest": [7, 4, 16]}}
+
+
+@pytest.fixture(scope="module", params=POLICIES)
+def policy(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def system(smollm2: Path, plain: list[list[int]]) -> Iterator[SGLangSystem]:
+def system(smollm2: Path, plain: list[list[int]], policy: str) -> Iterator[SGLangSystem]:
     """Chunks shorter than the long prompts, few KV slots, and SGLang's own switch to retract
     requests every few steps. After `plain`, for an engine that shuts down takes any other with
     it."""
@@ -32,15 +40,20 @@ def system(smollm2: Path, plain: list[list[int]]) -> Iterator[SGLangSystem]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SGLANG_TEST_RETRACT", "true")
         patch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "10")
-        with running_system(settings(smollm2, drafter=EAGLE3, target=tight)) as running:
+        application = settings(smollm2, drafter=EAGLE3, target=tight, policy=POLICIES[policy])
+        with running_system(application) as running:
             yield running
 
 
-def test_kappa_1_gives_plain_greedy_output(system: SGLangSystem, plain: list[list[int]]) -> None:
+def test_kappa_1_gives_plain_greedy_output(
+    system: SGLangSystem, plain: list[list[int]], policy: str
+) -> None:
     outputs = system.generate(requests(CHATS))
     assert [output.tokens for output in outputs] == plain
     accepted, steps = (sum(map(count, (o.steps for o in outputs))) for count in (sum, len))
-    assert accepted > steps / 2, "trees were drafted, and paid"
+    assert accepted > 0
+    if policy == "dcs":  # the other drafts where it is faster, on this machine at this hour
+        assert accepted > steps / 2, "trees were drafted, and paid"
     assert sum(output.meta_info["num_retractions"] for output in outputs) > 0
     assert sum(output.meta_info["cached_tokens"] for output in outputs) > 0
     assert all(output.promoted == 0 for output in outputs)
