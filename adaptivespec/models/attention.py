@@ -131,7 +131,7 @@ def matmul_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float
     return torch.matmul(scores.softmax(-1), v)
 
 
-_MOST_PADDED = 2.0
+_MOST_PADDED = 1.5
 """Scores computed per score asked for, up to which segments attend together."""
 _MOST_KEYS = 2**15
 """Keys that are copied side by side for one product: bounds the memory of a pass."""
