@@ -159,6 +159,7 @@ class GrowingTrees:
                 advances[i].below.extend(rows)
         return advances
 
+    @torch.inference_mode()
     def draft(self, requests: Sequence[int], shapes: Sequence[Shape], expand: Expand) -> DraftTrees:
         """Grow one tree per request, `width` nodes of the last level at a time, as far as its shape
         asks, and keep the best nodes - 1 candidates of all levels. A tree of depth d takes at most
@@ -179,10 +180,11 @@ class GrowingTrees:
         for level in range(1, deepest + 1):
             siblings = torch.where((rank < width) & (depth >= level), 0.0, -torch.inf)[:, None]
             at = (slots[:, None], rows)
-            logprobs = (self._nodes.logprobs[at][:, :, :widest] + siblings).flatten(1)
+            logprobs = self._nodes.logprobs[at][:, :, :widest] + siblings
+            total = (score[:, :, None] + logprobs).flatten(1)
+            parents = node[:, :, None].expand_as(logprobs).flatten(1)
+            logprobs = logprobs.flatten(1)
             tokens = self._nodes.children[at][:, :, :widest].flatten(1)
-            parents = node.repeat_interleave(widest, dim=1)
-            total = score.repeat_interleave(widest, dim=1) + logprobs
             pool.append((tokens, parents, torch.where(total > -torch.inf, logprobs, -torch.inf)))
             if level == deepest:
                 break
@@ -216,10 +218,10 @@ class GrowingTrees:
         counts = [self._counts[self._slots[r]] for r in requests]
         rows = torch.where(new, self._index(counts)[:, None] + new.cumsum(-1) - 1, rows)
         rows = torch.where(wanted, rows, 0)
-        tree, place = new.nonzero(as_tuple=True)
-        if not len(tree):
+        at = new.nonzero(as_tuple=True)
+        if not len(at[0]):
             return rows
-        slot, row, parent, token = slots[tree], rows[tree, place], parents[new], tokens[new]
+        slot, row, parent, token = slots[at[0]], rows[at], parents[at], tokens[at]
         self._nodes.tokens[slot, row] = token
         self._nodes.parents[slot, row] = parent
         self._nodes.depths[slot, row] = self._nodes.depths[slot, parent] + 1
