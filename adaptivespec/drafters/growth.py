@@ -162,6 +162,7 @@ class GrowingTrees:
                 advances[i].below.extend(rows)
         return advances
 
+    @torch.inference_mode()
     def draft(
         self,
         requests: Sequence[int],
@@ -191,10 +192,11 @@ class GrowingTrees:
         for level in range(1, deepest + 1):
             siblings = torch.where((rank < width) & (depth >= level), 0.0, -torch.inf)[:, None]
             at = (slots[:, None], rows)
-            logprobs = (self._nodes.logprobs[at][:, :, :widest] + siblings).flatten(1)
+            logprobs = self._nodes.logprobs[at][:, :, :widest] + siblings
+            parents = node[:, :, None].expand_as(logprobs).flatten(1)
+            above = score[:, :, None].expand_as(logprobs).flatten(1)
+            logprobs = logprobs.flatten(1)
             tokens = self._nodes.children[at][:, :, :widest].flatten(1)
-            parents = node.repeat_interleave(widest, dim=1)
-            above = score.repeat_interleave(widest, dim=1)
             values = logprobs
             if appraisal is not None:
                 first = torch.arange(logprobs.shape[1], device=self._device) % widest == 0
@@ -246,10 +248,10 @@ class GrowingTrees:
         counts = [self._counts[self._slots[r]] for r in requests]
         rows = torch.where(new, self._index(counts)[:, None] + new.cumsum(-1) - 1, rows)
         rows = torch.where(wanted, rows, 0)
-        tree, place = new.nonzero(as_tuple=True)
-        if not len(tree):
+        at = new.nonzero(as_tuple=True)
+        if not len(at[0]):
             return rows, 0
-        slot, row, parent, token = slots[tree], rows[tree, place], parents[new], tokens[new]
+        slot, row, parent, token = slots[at[0]], rows[at], parents[at], tokens[at]
         self._nodes.tokens[slot, row] = token
         self._nodes.parents[slot, row] = parent
         self._nodes.depths[slot, row] = self._nodes.depths[slot, parent] + 1
@@ -278,7 +280,7 @@ class GrowingTrees:
             masks=masks,
         )
         self._nodes.logprobs[slot, row], self._nodes.children[slot, row] = expand(level)
-        return rows, len(tree)
+        return rows, len(at[0])
 
     def _descend(self, slots: Tensor, committed: Tensor) -> Tensor:
         """Rows of `committed` [B, L] below each root -> int64 [B, L], -1 from where the path leaves

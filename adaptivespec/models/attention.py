@@ -58,7 +58,7 @@ class _View(NamedTuple):
 class _Batch(NamedTuple):
     """B segments whose attention is one product, padded to n rows and L keys each."""
 
-    rows: slice | Tensor  # of the packed batch; int64 [B * n] where there is padding
+    rows: slice | Tensor  # of the packed batch; int64 [B * n] where they are padded or apart
     keys: slice | Tensor  # of the arena; int64 [B, L], a slice for one segment
     bias: Tensor | None  # [1, B, n * group, L], added to the scores; None: all see all
 
@@ -131,8 +131,9 @@ def matmul_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float
     return torch.matmul(scores.softmax(-1), v)
 
 
-_MOST_PADDED = 2.0
-"""Scores computed per score asked for, up to which segments attend together."""
+_MOST_PADDED = 1.5
+"""Scores computed per score asked for, up to which segments attend together; measured with 8 and 16
+requests of 50 to 900 keys: at 2 they are slower than one by one, from 1.25 to 1.5 faster."""
 _MOST_KEYS = 2**15
 """Keys that are copied side by side for one product: bounds the memory of a pass."""
 

@@ -62,7 +62,7 @@ class SelfAttention:
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], context: Context) -> Tensor:
         """x [T, in] -> [T, hidden]; hands the rows' keys and values to `context`."""
-        qkv = self._qkv(x).unflatten(1, (-1, self._dim))
+        qkv = self._qkv(x).view(len(x), -1, self._dim)
         qk = qkv[:, : self._rotated]
         if self._qk_norm is not None:
             qk.copy_(F.rms_norm(qk, (self._dim,), None, self._eps).mul_(self._qk_norm))
