@@ -3,8 +3,10 @@
     OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE python infra/bench_engine.py
 
 Everything that is compared is measured in turn, round by round, because a shared machine drifts;
-minima and medians are of the same rounds. Floors: the bytes of the weights over the measured memory
-bandwidth, and two floating-point operations per weight and row over the measured rate of products.
+minima and medians are of the same rounds. The floor of a pass is the larger of two times: the bytes
+of the weights and of the cached keys and values over the measured memory bandwidth, and two
+floating-point operations per weight and row over the measured rate of products. Where a pass spends
+its time is what torch's profiler sees of it, which itself takes some.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from adaptivespec.engine.engine import TargetEngine
@@ -26,6 +29,17 @@ from adaptivespec.sampling import SamplingParams
 from adaptivespec.tree import DraftTrees, roots
 
 GREEDY = SamplingParams()
+VERIFIED = 16
+"""Nodes per tree where several requests are verified."""
+KINDS = {
+    "linear maps": ("linear", "addmm"),
+    "attention": ("scaled_dot_product", "bmm", "softmax", "index_select"),
+    "keys and values": ("index_copy",),
+}
+"""Operators by parts of their names; all others are small ones."""
+
+Pass = Callable[[], object]
+Cases = dict[tuple[int, int], Pass]  # by requests and nodes per request
 
 
 def timed(calls: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, list[float]]:
@@ -46,7 +60,7 @@ def summary(seconds: list[float]) -> str:
 
 def measure_machine(dtype: torch.dtype, rounds: int) -> tuple[float, float]:
     """(bytes per second of reading memory, operations per second of large products)."""
-    memory = torch.zeros(2**27)
+    memory = torch.ones(2**27)  # zeros that were never written share one page
     size = 2048
     product = make_linear(torch.randn(size, size, dtype=dtype))
     x = torch.randn(256, size, dtype=dtype)
@@ -55,54 +69,82 @@ def measure_machine(dtype: torch.dtype, rounds: int) -> tuple[float, float]:
     return bandwidth, 2 * len(x) * size * size / min(seconds["product"])
 
 
-def random_tree(nodes: int, vocabulary: int) -> DraftTrees:
-    """One tree in which every node but the root has a random parent before it."""
-    parents = [-1] + [int(torch.randint(0, i, ())) for i in range(1, nodes)]
+def random_trees(batch: int, nodes: int, vocabulary: int) -> DraftTrees:
+    """Trees in which every node but the root has a random parent before it."""
+    parents = [[-1] + [int(torch.randint(0, i, ())) for i in range(1, nodes)] for _ in range(batch)]
     return DraftTrees(
-        torch.randint(0, vocabulary, (1, nodes), dtype=torch.int32),
-        torch.tensor([parents], dtype=torch.int32),
-        torch.zeros(1, nodes),
+        torch.randint(0, vocabulary, (batch, nodes), dtype=torch.int32),
+        torch.tensor(parents, dtype=torch.int32),
+        torch.zeros(batch, nodes),
     )
 
 
-def bench_verify(decoder: Decoder, weights: int, args: argparse.Namespace) -> None:
-    """Verification of trees by size, and plain decoding by batch, behind `--cached` tokens.
-    `weights` counts those that a pass multiplies with."""
+def passes(decoder: Decoder, args: argparse.Namespace) -> Cases:
+    """Plain decoding and verification behind `--cached` tokens: a tree of each size for one
+    request, one node and `VERIFIED` for each number of them."""
     vocabulary = decoder.config.vocab_size
     most = max(args.batches)
-    capacity = args.cached + max(args.nodes)
+    capacity = args.cached + max(*args.nodes, VERIFIED)
     engine = TargetEngine(decoder, most * capacity)
     for request in range(most):
         engine.open(request, capacity, GREEDY)
         prompt = torch.randint(0, vocabulary, (args.cached,)).tolist()
         engine.forward([Chunk(request, prompt, True)], [], roots([]))
+
+    def forward(batch: int, nodes: int) -> Pass:
+        trees = random_trees(batch, nodes, vocabulary)
+        return lambda: engine.forward([], list(range(batch)), trees)
+
+    shapes = [(1, nodes) for nodes in {1, VERIFIED, *args.nodes}]
+    shapes += [(batch, nodes) for batch in args.batches for nodes in (1, VERIFIED)]
+    return {shape: forward(*shape) for shape in sorted(set(shapes))}
+
+
+def bench_passes(cases: Cases, decoder: Decoder, weights: int, args: argparse.Namespace) -> None:
+    """Each pass against its floor. `weights` counts those that a pass multiplies with."""
+    c = decoder.config
     size = weights * decoder.dtype.itemsize
+    cached = args.cached * c.layers * 2 * c.kv_heads * c.head_dim * decoder.dtype.itemsize
     bandwidth, rate = measure_machine(decoder.dtype, args.rounds)
     print(
-        f"weights {size / 1e6:.0f} MB, memory {bandwidth / 1e9:.1f} GB/s, "
-        f"products {rate / 1e9:.0f} GFLOP/s"
+        f"weights {size / 1e6:.0f} MB, cache {cached / 1e6:.1f} MB per request, "
+        f"memory {bandwidth / 1e9:.1f} GB/s, products {rate / 1e9:.0f} GFLOP/s"
     )
-    shapes = [(1, nodes) for nodes in sorted({1, *args.nodes})] + [
-        (b, 1) for b in args.batches if b > 1
-    ]
-
-    def forward(batch: int, nodes: int) -> Callable[[], object]:
-        tree = random_tree(nodes, vocabulary) if batch == 1 else roots(list(range(batch)))
-        return lambda: engine.forward([], list(range(batch)), tree)
-
-    seconds = timed({shape: forward(*shape) for shape in shapes}, args.rounds)
+    seconds = timed(cases, args.rounds)
     print(
-        f"{'requests':>8} {'nodes':>6} {'min ms':>9} {'median':>9} {'/ 1 node':>9} {'floor ms':>9}"
+        f"{'requests':>8} {'nodes':>6} {'min ms':>9} {'median':>9} {'/ 1 node':>9} "
+        f"{'floor ms':>9} {'min/floor':>9}"
     )
     one = seconds[1, 1]
-    for batch, nodes in shapes:
-        ratio = statistics.median(
-            each / base for each, base in zip(seconds[batch, nodes], one, strict=True)
-        )
-        floor = max(size / bandwidth, 2 * weights * batch * nodes / rate)
+    for (batch, nodes), values in seconds.items():
+        ratio = statistics.median(each / base for each, base in zip(values, one, strict=True))
+        memory = (size + batch * cached) / bandwidth
+        floor = max(memory, 2 * weights * batch * nodes / rate)
         print(
-            f"{batch:8} {nodes:6} {summary(seconds[batch, nodes])} {ratio:9.2f} {floor * 1e3:9.2f}"
+            f"{batch:8} {nodes:6} {summary(values)} {ratio:9.2f} {floor * 1e3:9.2f} "
+            f"{min(values) / floor:9.2f}"
         )
+
+
+def bench_parts(cases: Cases, rounds: int) -> None:
+    """Milliseconds per pass and kind of operator; the rest of the wall time is Python's."""
+    print(f"\n{'requests':>8} {'nodes':>6} {'operators':>9}", end="")
+    print("".join(f" {kind:>15}" for kind in (*KINDS, "small operators", "Python")))
+    for (batch, nodes), call in cases.items():
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            started = time.perf_counter()
+            for _ in range(rounds):
+                call()
+            wall = time.perf_counter() - started
+        parts = dict.fromkeys((*KINDS, "small operators"), 0.0)
+        events = profiled.key_averages()
+        for event in events:
+            names = (kind for kind, parts in KINDS.items() if any(p in event.key for p in parts))
+            parts[next(names, "small operators")] += event.self_cpu_time_total * 1e-6
+        parts["Python"] = wall - sum(parts.values())
+        count = sum(event.count for event in events) // rounds
+        print(f"{batch:8} {nodes:6} {count:9}", end="")
+        print("".join(f" {part / rounds * 1e3:15.2f}" for part in parts.values()))
 
 
 def bench_decode(decoder: Decoder, model: Any, args: argparse.Namespace) -> None:
@@ -164,7 +206,10 @@ def main() -> None:
     decoder = Decoder(config, weights, dtype)
     lookup = set() if config.tie_word_embeddings else {"model.embed_tokens.weight"}
     multiplied = sum(w.numel() for name, w in weights.items() if name not in lookup)
-    bench_verify(decoder, multiplied, args)
+    cases = passes(decoder, args)
+    bench_passes(cases, decoder, multiplied, args)
+    shown = sorted({(b, n) for b in args.batches for n in (1, VERIFIED)})
+    bench_parts({shape: cases[shape] for shape in shown}, args.rounds)
     bench_decode(decoder, transformers_model(args.model, weights, dtype), args)
 
 

@@ -100,7 +100,7 @@ def _positions(axes: Any, cells: Sequence[Cell]) -> bool:
 def _steps(axes: Any, cells: Sequence[Cell]) -> bool:
     cells = [c for c in _whole(_first(cells)) if c.step]
     bottom = [0.0] * len(cells)
-    for part in ("verify", "draft", "transfer", "other"):
+    for part in ("verify", "draft", "other"):
         heights = [1000 * (c.step or {}).get(part, 0.0) for c in cells]
         if any(heights):
             axes.barh([c.arm for c in cells], heights, left=bottom, label=part)

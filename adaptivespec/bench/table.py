@@ -121,7 +121,7 @@ def answers(cells: Sequence[Cell]) -> str:
 
 def steps(cells: Sequence[Cell]) -> str:
     """Where the time of a decoding step goes."""
-    parts = ["draft", "transfer", "verify", "other"]
+    parts = ["draft", "verify", "other"]
     head = ["arm", "step, ms", *parts]
     rows = [
         [

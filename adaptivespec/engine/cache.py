@@ -45,7 +45,7 @@ class KVCache:
         shape = (layers, 2 * kv_heads, tokens, head_dim)
         self._arena = torch.empty(shape, dtype=dtype, device=device)
         self._states = torch.empty((tokens, state_size), dtype=dtype, device=device)
-        self._layers = [(kv, *kv.unsqueeze(1).chunk(2)) for kv in self._arena]
+        self._layers = self._arena.unbind()
         self._spans: dict[int, _Span] = {}
         self.tokens = tokens
         self.device = self._arena.device
@@ -96,19 +96,22 @@ class KVCache:
 
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
         """Store kv [T, 2 * kv_heads, head_dim] (keys, then values) at arena positions int64 [T]."""
-        self._layers[layer][0].index_copy_(1, slots, kv.transpose(0, 1))
+        self._layers[layer].index_copy_(1, slots, kv.transpose(0, 1))
 
     def write_states(self, slots: Tensor, states: Tensor) -> None:
         """Store states [T, state_size] at arena positions int64 [T]."""
         self._states.index_copy_(0, slots, states)
 
-    def keys(self, layer: int, start: int, end: int) -> Tensor:
-        """View [kv_heads, 1, end - start, head_dim]."""
-        return self._layers[layer][1][:, :, start:end]
-
-    def values(self, layer: int, start: int, end: int) -> Tensor:
-        """View [kv_heads, 1, end - start, head_dim]."""
-        return self._layers[layer][2][:, :, start:end]
+    def read(self, layer: int, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values at arena positions: [kv_heads, B, L, head_dim] each, a copy for positions
+        int64 [B, L], a view with B = 1 for a slice of L."""
+        kv = self._layers[layer]
+        if isinstance(rows, slice):
+            kv = kv[:, None, rows]
+        else:
+            kv = kv.index_select(1, rows.flatten()).unflatten(1, rows.shape)
+        keys, values = kv.chunk(2)
+        return keys, values
 
     def states(self, request: int, start: int, stop: int) -> Tensor:
         """View [stop - start, state_size] of the states of committed positions start:stop."""

@@ -40,88 +40,167 @@ class Context(Protocol):
 
 
 class _View(NamedTuple):
-    rows: slice  # of the packed batch
-    start: int  # of the keys, in the arena
-    end: int
-    bias: Tensor | None  # [n * heads per kv head, keys], added to the scores; None: sees all
+    """A segment and the arena positions start:stop that its request holds, its own rows last."""
+
+    segment: Segment
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        return self.segment.stop - self.segment.start
+
+    @property
+    def keys(self) -> int:
+        return self.stop - self.start
+
+
+class _Batch(NamedTuple):
+    """B segments whose attention is one product, padded to n rows and L keys each."""
+
+    rows: slice | Tensor  # of the packed batch; int64 [B * n] where there is padding
+    keys: slice | Tensor  # of the arena; int64 [B, L], a slice for one segment
+    bias: Tensor | None  # [1, B, n * group, L], added to the scores; None: all see all
 
 
 class Packing:
     """The `Context` of a packed batch over a `KVCache`, worked out once for all layers: the slots
-    that new keys and values go to, and per segment its keys and mask. Creating it reserves the rows
-    in the cache."""
+    that new keys and values go to, and which segments attend together. Creating it reserves the
+    rows in the cache."""
 
     def __init__(self, cache: KVCache, segments: Sequence[Segment], group: int) -> None:
         """`group`: query heads per kv head. Raises ValueError when a request's capacity is
         exceeded, KeyError for an unknown request."""
         self.cache = cache
-        self.views: list[_View] = []
+        self._group = group
+        views: list[_View] = []
         slots: list[int] = []
         for segment in segments:
-            n = segment.stop - segment.start
-            start, end = cache.extend(segment.request, n)
-            slots.extend(range(end - n, end))
-            bias = _bias(segment.mask, n, end - start, group, cache)
-            self.views.append(_View(slice(segment.start, segment.stop), start, end, bias))
+            view = _View(segment, *cache.extend(segment.request, segment.stop - segment.start))
+            slots.extend(range(view.stop - view.rows, view.stop))
+            views.append(view)
         self.slots = torch.tensor(slots, device=cache.device)
+        batches = _alike(views)
+        self._batches = [_batch(batch, group, cache) for batch in batches]
+        self._order: Tensor | None = None  # None: the batches are the packed batch
+        if len(batches) > 1 or isinstance(self._batches[0].rows, Tensor):
+            self._order = _order(batches, len(slots)).to(cache.device)
 
     def write(self, layer: int, kv: Tensor) -> None:
         self.cache.write(layer, self.slots, kv)
 
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        outputs = [
-            attend(
-                q[view.rows],
-                self.cache.keys(layer, view.start, view.end),
-                self.cache.values(layer, view.start, view.end),
-                view.bias,
-                scale,
-            )
-            for view in self.views
-        ]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        # The queries that share a kv head are stacked as rows of one product, so that keys are
+        # neither repeated nor read twice.
+        total, heads, dim = q.shape
+        kv_heads, width = heads // self._group, self._group * dim
+        q = q.view(total, kv_heads, width).transpose(0, 1)
+        outputs = []
+        for rows, keys, bias in self._batches:
+            k, v = self.cache.read(layer, keys)
+            chosen = q[:, rows] if isinstance(rows, slice) else q.index_select(1, rows)
+            attended = attend(chosen.reshape(kv_heads, k.shape[1], -1, dim), k, v, bias, scale)
+            outputs.append(attended.reshape(kv_heads, -1, width))
+        out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+        if self._order is not None:
+            out = out.index_select(1, self._order)
+        return out.transpose(0, 1).reshape(total, heads * dim)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Attention of q [n, heads, D] over k, v [kv_heads, 1, L, D] -> [n, heads * D].
-
-    The queries that share a kv head are stacked as rows of one product, so that keys are neither
-    repeated nor read twice; `bias` [n * heads / kv_heads, L] follows that order (query, head)."""
-    n, heads, dim = q.shape
-    kv_heads = k.shape[0]
-    width = heads // kv_heads * dim
-    stacked = q.view(n, kv_heads, width).transpose(0, 1).reshape(kv_heads, 1, -1, dim)
-    if bias is not None and bias.numel() >= _MATMUL_SCORES and _prefers_matmul(q):
-        out = matmul_attention(stacked[:, 0], k[:, 0], v[:, 0], bias, scale)
-    else:
-        out = F.scaled_dot_product_attention(stacked, k, v, attn_mask=bias, scale=scale)
-    return out.reshape(kv_heads, n, width).transpose(0, 1).reshape(n, heads * dim)
+    """Attention of q [kv_heads, B, R, D] over k, v [kv_heads, B, L, D], with `bias` [1, B, R, L] on
+    the scores -> like q."""
+    if bias is not None and _prefers_products(q, k):
+        return matmul_attention(q, k, v, bias, scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
 
 
-_MATMUL_SCORES = 40_000
-"""Stacked queries x keys from which plain products win; measured with 3 to 96 queries over 80 to
-1040 keys, two threads."""
-
-
-def _prefers_matmul(q: Tensor) -> bool:
-    """torch's fused kernel for CPUs multiplies bf16 far below what oneDNN reaches on many rows."""
-    return q.device.type == "cpu" and q.dtype == torch.bfloat16
+def _prefers_products(q: Tensor, k: Tensor) -> bool:
+    """torch's fused kernel for CPUs multiplies bf16 far below what oneDNN reaches, but has less to
+    prepare. Measured with 3 to 48 rows over 272 to 1040 keys of 1 to 8 requests, two threads: both
+    take time for every key, as much as for 8 rows more."""
+    if q.device.type != "cpu" or q.dtype != torch.bfloat16:
+        return False
+    _, batch, keys, _ = k.shape
+    return batch * keys * (q.shape[2] + 8) >= 20_000
 
 
 def matmul_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """q [kv_heads, R, D], k and v [kv_heads, L, D], bias [R, L] or [kv_heads, R, L] -> like q."""
-    scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=scale)
-    return torch.bmm(scores.softmax(-1), v)
+    """q [..., R, D], k and v [..., L, D], bias that broadcasts to [..., R, L] -> like q."""
+    scores = torch.matmul(q * scale, k.transpose(-1, -2)).add_(bias)
+    return torch.matmul(scores.softmax(-1), v)
 
 
-def _bias(mask: Tensor | None, n: int, keys: int, group: int, cache: KVCache) -> Tensor | None:
-    """The additive mask of `attend` for n new rows over `keys` positions."""
-    if mask is None:
-        if n == 1:
-            return None
-        hidden = torch.ones((n, n), dtype=torch.bool, device=cache.device).triu_(1)
-    else:
-        hidden = ~mask.to(cache.device)
-    bias = torch.zeros((n, keys), dtype=cache.dtype, device=cache.device)
-    bias[:, keys - hidden.shape[1] :].masked_fill_(hidden, float("-inf"))
-    return bias.repeat_interleave(group, 0)
+_MOST_PADDED = 2.0
+"""Scores computed per score asked for, up to which segments attend together."""
+_MOST_KEYS = 2**15
+"""Keys that are copied side by side for one product: bounds the memory of a pass."""
+
+
+def _alike(views: Sequence[_View]) -> list[list[_View]]:
+    """The views in batches that padding does not blow up, each in the order of its rows."""
+    batches: list[list[_View]] = []
+    rows = keys = asked = 0
+    for view in sorted(views, key=lambda view: view.rows * view.keys):
+        rows, keys = max(rows, view.rows), max(keys, view.keys)
+        asked += view.rows * view.keys
+        count = len(batches[-1]) + 1 if batches else 0
+        if 0 < count * keys <= _MOST_KEYS and count * rows * keys <= _MOST_PADDED * asked:
+            batches[-1].append(view)
+        else:
+            batches.append([view])
+            rows, keys, asked = view.rows, view.keys, view.rows * view.keys
+    return [sorted(batch, key=lambda view: view.segment.start) for batch in batches]
+
+
+def _batch(views: Sequence[_View], group: int, cache: KVCache) -> _Batch:
+    n, length = max(view.rows for view in views), max(view.keys for view in views)
+    first = views[0].segment.start
+    rows: slice | Tensor = slice(first, first + len(views) * n)
+    keys: slice | Tensor = slice(views[0].start, views[0].stop)
+    if any((view.segment.start, view.rows) != (first + i * n, n) for i, view in enumerate(views)):
+        rows = torch.cat([_padded(view.segment.start, view.rows, n) for view in views])
+        rows = rows.to(cache.device)
+    if len(views) > 1:
+        keys = torch.stack([_padded(view.start, view.keys, length) for view in views])
+        keys = keys.to(cache.device)
+    return _Batch(rows, keys, _bias(views, n, length, group, cache))
+
+
+def _padded(start: int, count: int, size: int) -> Tensor:
+    """int64 [size]: start, start + 1, ..., of which the last of `count` is repeated."""
+    return torch.arange(start, start + size).clamp_max_(start + count - 1)
+
+
+def _order(batches: Sequence[Sequence[_View]], total: int) -> Tensor:
+    """int64 [total]: where each row of the packed batch lies in the padded batches, one behind the
+    other."""
+    order = torch.empty(total, dtype=torch.int64)
+    padded = 0
+    for batch in batches:
+        n = max(view.rows for view in batch)
+        for view in batch:
+            rows = slice(view.segment.start, view.segment.stop)
+            order[rows] = torch.arange(padded, padded + view.rows)
+            padded += n
+    return order
+
+
+def _bias(views: Sequence[_View], n: int, length: int, group: int, cache: KVCache) -> Tensor | None:
+    """The additive mask of `attend` for n rows over `length` keys of each view. Rows that are
+    padding see what there is."""
+    if n == 1 and all(view.keys == length and view.segment.mask is None for view in views):
+        return None
+    bias = torch.zeros((len(views), n, length), dtype=cache.dtype, device=cache.device)
+    for own, view in zip(bias, views, strict=True):
+        rows, keys, mask = view.rows, view.keys, view.segment.mask
+        if keys < length:
+            own[:, keys:] = -torch.inf
+        if mask is not None:
+            hidden = ~mask.to(cache.device)
+        elif rows > 1:
+            hidden = torch.ones((rows, rows), dtype=torch.bool, device=cache.device).triu_(1)
+        else:
+            continue
+        own[:rows, keys - hidden.shape[1] : keys].masked_fill_(hidden, -torch.inf)
+    return bias.repeat_interleave(group, 1)[None]

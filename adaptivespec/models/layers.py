@@ -90,6 +90,13 @@ class RMSNorm:
     def __init__(self, weight: Tensor, eps: float) -> None:
         self._weight, self._eps = weight, eps
         self._shape = tuple(weight.shape)
+        self._scaled = weight.float() * weight.numel() ** 0.5
+        self._least = torch.tensor(weight.numel() * eps, device=weight.device).sqrt()
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self._shape, self._weight, self._eps)
+        if x.device.type != "cpu":
+            return F.rms_norm(x, self._shape, self._weight, self._eps)
+        # torch has no kernel for CPUs and composes ten operators; these are six.
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).hypot_(self._least)
+        return (wide / length).mul_(self._scaled).to(x.dtype)

@@ -66,7 +66,7 @@ def check_server_args(server_args: "ServerArgs") -> None:
         if getattr(server_args, name) == value:
             flag = name.replace("_", "-")
             raise ValueError(f"--speculative-algorithm {ALGORITHM}: --{flag} {reason}")
-    for name in ("pp_size", "dp_size"):
+    for name in ("pp_size", "dp_size", "nnodes"):
         if (size := getattr(server_args, name)) != 1:
             raise ValueError(
                 f"--speculative-algorithm {ALGORITHM}: --{name.replace('_', '-')} {size} is not "

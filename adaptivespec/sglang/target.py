@@ -76,16 +76,22 @@ class SGLangTarget:
         answer_s = settings.target_timeout_s
         try:
             self._engine = sglang.Engine(**arguments)
-            self._questions = _Line(listener.accept(FromWorker, _HELLO_S), answer_s)
-            self._links = _Line(
-                listener.accept(FromWorker, _HELLO_S), answer_s + settings.link_setup_timeout_s
-            )
+            try:
+                self._questions = _Line(listener.accept(FromWorker, _HELLO_S), answer_s)
+                self._links = _Line(
+                    listener.accept(FromWorker, _HELLO_S), answer_s + settings.link_setup_timeout_s
+                )
+                self.limits = _limits(settings, self._questions.hello)
+            except BaseException:
+                self._engine.shutdown()
+                raise
+        except ConfigError:
+            raise
         except ValueError as error:
             raise ConfigError(f"sglang: {error}") from error
         finally:
             listener.close()
             file.unlink()
-        self.limits = _limits(settings, self._questions.hello)
 
     # -- requests ---------------------------------------------------------------------------------
 

@@ -111,7 +111,6 @@ def test_the_parts_of_a_step_add_up() -> None:
     assert step["draft"] == pytest.approx(0.8 / 40)
     assert step["verify"] == pytest.approx(2.8 / 40)
     assert step["other"] == pytest.approx(0.4 / 40)
-    assert "transfer" not in step
     assert cells()["plain"].step is None
 
 

@@ -33,11 +33,13 @@ def write(cache: KVCache, request: int, values: Sequence[float]) -> None:
 def read(cache: KVCache, request: int) -> list[float]:
     """The values of all rows, committed and pending; checks that every part agrees on them."""
     start, end = cache.extend(request, 0)
-    values = cache.keys(0, start, end)[0, 0, :, 0]
+    values = cache.read(0, slice(start, end))[0][0, 0, :, 0]
     for layer in range(LAYERS):
         expected = values[:, None].expand(KV_HEADS, 1, -1, HEAD_DIM) + 1000 * layer
-        assert torch.equal(cache.keys(layer, start, end), expected)
-        assert torch.equal(cache.values(layer, start, end), expected + 0.5)
+        for rows in slice(start, end), torch.arange(start, end)[None]:
+            keys, read = cache.read(layer, rows)
+            assert torch.equal(keys, expected)
+            assert torch.equal(read, expected + 0.5)
     committed = cache.length(request)
     states = cache.states(request, 0, committed)
     assert torch.equal(states, values[:committed, None].expand(-1, STATE) + 0.25)

@@ -4,38 +4,70 @@ import pytest
 import torch
 from torch import Tensor
 
-from adaptivespec.models.attention import Segment, attend
+from adaptivespec.engine.cache import KVCache
+from adaptivespec.models.attention import Packing, Segment
 from tests.decoders import prefill, tiny_decoder
 
 HEADS, KV_HEADS, DIM, SCALE = 6, 2, 16, 0.25
 
 
 def textbook(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """softmax(q k / s) v per head in float32; `seen` bool [n, L]."""
+    """softmax(q k / s) v per head in float32; k and v [kv_heads, L, D], `seen` bool [n, L]."""
     outputs = []
     for head in range(HEADS):
-        keys, values = (x[head * KV_HEADS // HEADS, 0].float() for x in (k, v))
+        keys, values = (x[head * KV_HEADS // HEADS].float() for x in (k, v))
         scores = (q[:, head].float() @ keys.T * SCALE).masked_fill(~seen, -torch.inf)
         outputs.append(scores.softmax(-1) @ values)
     return torch.cat(outputs, -1)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 10, 11, 40])  # 3 heads each: both sides of 32 stacked rows
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=["fp32", "bf16"]
+    "sizes",  # (committed positions, new rows, of a tree?) per request
+    [
+        [(70, 1, False)],
+        [(400, 40, True)],
+        [(0, 30, False)],
+        [(60, 1, False), (61, 1, False), (61, 1, False)],
+        [(50, 16, True), (90, 16, True), (300, 16, True)],
+        [(90, 7, True), (120, 16, True), (80, 1, False), (100, 12, True)],
+        [(100, 9, True), (0, 200, False), (110, 4, True), (900, 1, False), (64, 64, False)],
+    ],
+    ids=["row", "tree", "prompt", "rows", "trees", "ragged", "mixed"],
 )
-def test_attention_is_the_textbooks(dtype: torch.dtype, tolerance: float, rows: int) -> None:
-    torch.manual_seed(rows)
-    keys = 70
-    q = torch.randn(rows, HEADS, DIM).to(dtype)
-    k, v = (torch.randn(KV_HEADS, 1, keys, DIM).to(dtype) for _ in range(2))
-    seen = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
-    bias = torch.zeros(rows, keys, dtype=dtype).masked_fill(~seen, -torch.inf)
-    stacked = bias.repeat_interleave(HEADS // KV_HEADS, 0)
-    for mask in [stacked] if rows > 1 else [stacked, None]:
-        out = attend(q, k, v, mask, SCALE)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=["fp32", "bf16"]
+)
+def test_attention_is_the_textbooks(
+    dtype: torch.dtype, tolerance: float, sizes: list[tuple[int, int, bool]]
+) -> None:
+    torch.manual_seed(0)
+    cache = KVCache(1, KV_HEADS, DIM, sum(held + new for held, new, _ in sizes), dtype)
+    segments, seen, start = [], [], 0
+    for request, (held, new, is_tree) in enumerate(sizes):
+        cache.open(request, held + new)
+        begin, end = cache.extend(request, held)
+        cache.write(0, torch.arange(begin, end), torch.randn(held, 2 * KV_HEADS, DIM).to(dtype))
+        cache.commit(request, range(held))
+        own = torch.ones(new, new, dtype=torch.bool).tril()
+        if is_tree:
+            own &= torch.rand(new, new) < 0.5
+            own |= torch.eye(new, dtype=torch.bool)
+        segments.append(Segment(request, start, start + new, own if is_tree else None))
+        seen.append(torch.cat((torch.ones(new, held, dtype=torch.bool), own), 1))
+        start += new
+    q = torch.randn(start, HEADS, DIM).to(dtype)
+    packing = Packing(cache, segments, HEADS // KV_HEADS)
+    packing.write(0, torch.randn(start, 2 * KV_HEADS, DIM).to(dtype))
+    out = packing.attend(0, q, SCALE)
+    for segment, mask in zip(segments, seen, strict=True):
+        begin, end = cache.extend(segment.request, 0)
+        keys, values = (x[:, 0] for x in cache.read(0, slice(begin, end)))
+        rows = slice(segment.start, segment.stop)
         torch.testing.assert_close(
-            out.float(), textbook(q, k, v, seen), rtol=tolerance, atol=tolerance
+            out[rows].float(),
+            textbook(q[rows], keys, values, mask),
+            rtol=tolerance,
+            atol=tolerance,
         )
 
 
