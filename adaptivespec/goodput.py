@@ -36,11 +36,17 @@ PLAIN_EVERY = 50
 """Steps after which one decodes plainly, whatever a draft promises: what is compared with plain
 decoding has to know what that takes, at this batch and context."""
 
+SURPLUS = 4.0
+"""Forecast tokens that what trees bring above their forecast is drawn to 1 by."""
+
 PROBE = Shape(1, 1, 2)
 """What one request drafts after a rest, whatever it is worth: the cheapest way to learn."""
 
 SHORTEST, LONGEST = 8, 128
 """Steps of a rest."""
+
+PROOFS = 3
+"""Steps for which one request is probed before all are fed again."""
 
 OPTIMISM = 0.25
 """Tokens per step that the drafter is taken to be worth before it has shown anything."""
@@ -70,7 +76,10 @@ class Goodput:
         self._worth = OPTIMISM
         self._rest, self._next_rest = 0, SHORTEST
         self._probing = False
+        self._proofs = 0  # steps since the last rest
         self._hopeful = False  # the drafter would pay if it were what drafters usually are
+        self._came = self._forecasts = SURPLUS
+        self._forecasted: float | None = None  # tokens of this step's trees above their price
         self._expected: float | None = None  # tokens of this step's draft above its price
 
     @property
@@ -95,6 +104,11 @@ class Goodput:
         for not drafting is always open."""
         return max(self._tokens / self._plain_tokens, 1.0)
 
+    @property
+    def _surplus(self) -> float:
+        """What trees have brought of late, per token that was forecast."""
+        return min(max(self._came / self._forecasts, 0.5), 2.0)
+
     def signals(self, rule: Rule = STRICT) -> Signals:
         paper = DCSPolicy()  # whose signals are kept for whoever watches
         coarse = Rule(round(rule.kappa, 1), round(2 * rule.temperature) / 2)
@@ -117,13 +131,15 @@ class Goodput:
             return []
         prices, fixed = self._prices(running), self._theta(running) * self.costs.drafting
 
-        def expect(learned: bool) -> tuple[Floats, float]:
+        def forecast(learned: bool) -> tuple[Floats, float]:
             worth = [self.calibration(s.rule).best(s.confidence, learned) for s in signals]
             alike = np.repeat(worth, running if self._probing else 1)  # one stands for all
-            return np.array(worth), self._forecast(alike, prices) - fixed
+            return np.array(worth), self._forecast(alike, prices)
 
-        worth, expected = expect(learned=True)
-        self._hopeful = self._probing and expect(learned=False)[1] > 0
+        worth, brought = forecast(learned=True)
+        expected = self._surplus * brought - fixed
+        self._hopeful = self._probing and forecast(learned=False)[1] > fixed
+        self._forecasted = brought if len(signals) == running else None
         self._expected = max(expected, 0.0)
         if self._since_plain >= PLAIN_EVERY:
             return [NO_DRAFT] * len(signals)
@@ -135,9 +151,9 @@ class Goodput:
         return shapes
 
     def _forecast(self, worth: Floats, prices: Prices) -> float:
-        """Tokens that trees bring above their price, whose best first children are worth `worth`
-        [R], where that exceeds a node's price. Levels go on, as in a drafter, while what is below
-        pays for the pass."""
+        """Tokens that trees bring above their price, as far as best children tell, whose first are
+        worth `worth` [R], where that exceeds a node's price. Levels go on, as in a drafter, while
+        what is below pays for the pass."""
         worth = worth[worth > prices.node]
         total = float((worth - prices.node).sum())
         for _ in range(self._largest.depth - 1):
@@ -218,6 +234,15 @@ class Goodput:
             if step.growth.worth:
                 self._gained += step.growth.gained
                 self._expanded += step.growth.worth
+            if self._forecasted is not None and not self._probing:
+                prices = self._prices(step.requests)
+                spent = prices.node * (step.nodes - step.requests)
+                spent += prices.level * step.growth.passes
+                spent += prices.expansion * step.growth.expanded
+                self._came = MEMORY * self._came + step.tokens - step.requests - spent
+                self._forecasts = MEMORY * self._forecasts + self._forecasted
+                weight = (1 - MEMORY) * SURPLUS
+                self._came, self._forecasts = self._came + weight, self._forecasts + weight
         self._account(step)
 
     def _account(self, step: StepWork) -> None:
@@ -225,7 +250,7 @@ class Goodput:
         if self._rest:
             self._rest -= 1
             self._probing = self._rest == 0
-            self._worth = 0.0
+            self._worth, self._proofs = 0.0, 0
             return
         if self._expected is None:
             return
@@ -234,9 +259,12 @@ class Goodput:
         if self._hopeful and net < 0 and step.tokens > step.requests:
             self._next_rest = SHORTEST
             return  # what was probed was accepted: the next step probes again
-        self._probing = False
         self._worth += RECENT * (net - self._worth)
         if self._worth < 0:
+            self._probing = False
             self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST)
-        elif self._worth > 0:
+            return
+        self._proofs += 1
+        if not self._probing or self._proofs == PROOFS:  # one request may have had a good moment
+            self._probing = False
             self._next_rest = max(self._next_rest // 2, SHORTEST)

@@ -159,7 +159,7 @@ def test_a_useless_drafter_is_switched_off_within_20_steps(machine: Machine, req
 
 def test_a_loaded_machine_decodes_plainly() -> None:
     policy = goodput()
-    World(LOADED, agreeing, 8).run(policy, 60)
+    World(LOADED, agreeing, 8).run(policy, 80)
     world = World(LOADED, agreeing, 8).run(policy, 250)
     assert world.goodput > 0.97 * plain_goodput(LOADED, 8)
 
