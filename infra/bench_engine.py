@@ -58,15 +58,14 @@ def summary(seconds: list[float]) -> str:
     return f"{min(seconds) * 1e3:9.2f} {statistics.median(seconds) * 1e3:9.2f}"
 
 
-def measure_machine(dtype: torch.dtype, rounds: int) -> tuple[float, float]:
-    """(bytes per second of reading memory, operations per second of large products)."""
-    memory = torch.ones(2**27)  # zeros that were never written share one page
-    size = 2048
+def machine(dtype: torch.dtype) -> tuple[dict[str, Pass], int, int]:
+    """Calls that read memory and multiply, the bytes of the one and the operations of the other."""
+    memory = torch.ones(2**26)  # zeros that were never written share one page
+    rows, size = 256, 2048
     product = make_linear(torch.randn(size, size, dtype=dtype))
-    x = torch.randn(256, size, dtype=dtype)
-    seconds = timed({"read": memory.sum, "product": lambda: product(x)}, rounds)
-    bandwidth = memory.numel() * memory.element_size() / min(seconds["read"])
-    return bandwidth, 2 * len(x) * size * size / min(seconds["product"])
+    x = torch.randn(rows, size, dtype=dtype)
+    calls: dict[str, Pass] = {"read": memory.sum, "multiply": lambda: product(x)}
+    return calls, memory.nbytes, 2 * rows * size * size
 
 
 def random_trees(batch: int, nodes: int, vocabulary: int) -> DraftTrees:
@@ -105,12 +104,13 @@ def bench_passes(cases: Cases, decoder: Decoder, weights: int, args: argparse.Na
     c = decoder.config
     size = weights * decoder.dtype.itemsize
     cached = args.cached * c.layers * 2 * c.kv_heads * c.head_dim * decoder.dtype.itemsize
-    bandwidth, rate = measure_machine(decoder.dtype, args.rounds)
+    calls, read, multiplied = machine(decoder.dtype)
+    seconds: dict[Any, list[float]] = timed({**calls, **cases}, args.rounds)
+    bandwidth, rate = read / min(seconds.pop("read")), multiplied / min(seconds.pop("multiply"))
     print(
         f"weights {size / 1e6:.0f} MB, cache {cached / 1e6:.1f} MB per request, "
         f"memory {bandwidth / 1e9:.1f} GB/s, products {rate / 1e9:.0f} GFLOP/s"
     )
-    seconds = timed(cases, args.rounds)
     print(
         f"{'requests':>8} {'nodes':>6} {'min ms':>9} {'median':>9} {'/ 1 node':>9} "
         f"{'floor ms':>9} {'min/floor':>9}"
