@@ -122,7 +122,7 @@ class Requests:
         tokens, slots = sum(s.capacity for s in held), len(held)
         target = self._settings.target
         for sequence in sequences:
-            if sequence.held or not sequence.drafts:
+            if sequence.held or not sequence.drafts or sequence.tokens_left < 2:
                 continue
             if slots < target.max_running and tokens + sequence.capacity <= target.kv_tokens:
                 sequence.held = True

@@ -107,6 +107,11 @@ def test_a_request_without_drafts_takes_no_room(requests: Requests) -> None:
     assert requests.hold(sequences) == sequences[1:]
 
 
+def test_a_request_for_one_token_is_not_worth_feeding(requests: Requests) -> None:
+    single = GenerationRequest(prompt=PROMPT, max_tokens=1)
+    assert requests.hold(requests.of([Req("a", single)])) == []
+
+
 def test_a_request_that_is_not_in_the_decode_batch_has_left(requests: Requests) -> None:
     sequences = requests.of([Req("decoding"), Req("retracted"), Req("chunked")])
     requests.hold(sequences)
