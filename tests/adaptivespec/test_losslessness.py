@@ -87,7 +87,7 @@ def run(
 
 @pytest.mark.parametrize(
     ("policy", "batch", "count"),
-    [("dcs", 8, 30), ("static", 8, 30), ("goodput", 8, 15), ("dcs", 1, 4), ("goodput", 1, 4)],
+    [("dcs", 8, 30), ("static", 8, 12), ("goodput", 8, 12), ("dcs", 1, 4), ("goodput", 1, 4)],
 )
 def test_output_is_greedy_output(
     drafter: Drafter,
@@ -119,5 +119,6 @@ def test_output_is_the_same_while_drafters_die(
         if steps % 12 == 0:
             system.attach(make_drafter(config))
 
-    assert run(system, 8, PROMPTS, live_and_die) == expected
+    prompts = PROMPTS[:16]
+    assert run(system, 8, prompts, live_and_die) == {p: expected[p] for p in prompts}
     assert system.controller.totals.accepted_tokens > 0
