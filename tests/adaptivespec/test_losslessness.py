@@ -101,7 +101,10 @@ def test_output_is_greedy_output(
     system = LocalSystem(config, engine, tokenizer(), make_drafter(config))
     answers = run(system, batch, PROMPTS[:count], lambda: None)
     assert answers == {prompt: expected[prompt] for prompt in PROMPTS[:count]}
-    assert system.controller.totals.accepted_tokens > 0
+    totals = system.controller.totals
+    # Goodput gives a drafter up that does not pay, as a model's first layers do not.
+    assert totals.drafted_tokens > 0
+    assert totals.accepted_tokens > 0 or policy == "goodput"
 
 
 def test_output_is_the_same_while_drafters_die(
