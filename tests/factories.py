@@ -78,7 +78,7 @@ def tiny_model(
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 8,
+        "head_dim": 16,
         "max_position_embeddings": 512,
         "tie_word_embeddings": tied,
         "bos_token_id": 1,

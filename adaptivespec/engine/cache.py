@@ -43,12 +43,13 @@ class KVCache:
         """Reserve an arena of `tokens` positions: layers * 2 * kv_heads * head_dim values each,
         and `state_size` more (0: no states)."""
         shape = (layers, 2 * kv_heads, tokens, head_dim)
-        self._arena = torch.empty(shape, dtype=dtype, device=device)
+        self.arena = torch.empty(shape, dtype=dtype, device=device)
+        """[layers, 2 * kv_heads, tokens, head_dim]: keys, then values."""
         self._states = torch.empty((tokens, state_size), dtype=dtype, device=device)
-        self._layers = self._arena.unbind()
+        self._layers = self.arena.unbind()
         self._spans: dict[int, _Span] = {}
         self.tokens = tokens
-        self.device = self._arena.device
+        self.device = self.arena.device
         self.dtype = dtype
         self.state_size = state_size
 
@@ -133,7 +134,7 @@ class KVCache:
         if still < len(rows):
             source = torch.tensor(rows[still:], device=self.device) + base
             to = slice(base + still, base + len(rows))
-            self._arena[:, :, to] = self._arena.index_select(2, source)
+            self.arena[:, :, to] = self.arena.index_select(2, source)
             self._states[to] = self._states.index_select(0, source)
         span.length += len(path)
         span.pending = len(keep)
@@ -153,7 +154,7 @@ class KVCache:
         for span in sorted(self._spans.values(), key=lambda span: span.start):
             if span.start != free:
                 old, new = slice(span.start, span.end), slice(free, free + span.end - span.start)
-                for kv in self._arena:  # layer by layer: the copy is as large as one layer's span
+                for kv in self.arena:  # layer by layer: the copy is as large as one layer's span
                     kv[:, new] = kv[:, old].clone()
                 self._states[new] = self._states[old].clone()
                 span.start = free

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,19 +24,6 @@ class Segment:
     start: int
     stop: int
     mask: Tensor | None = None
-
-
-class Context(Protocol):
-    """What the rows of one pass attend to: takes each layer's new keys and values, then answers its
-    queries. `slots` int64 [T]: where the rows' keys and values are stored."""
-
-    slots: Tensor
-
-    def write(self, layer: int, kv: Tensor) -> None:
-        """Store kv [T, 2 * kv_heads, head_dim]: keys, then values."""
-
-    def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """q [T, heads, head_dim] -> [T, heads * head_dim]."""
 
 
 class _View(NamedTuple):
@@ -64,9 +51,9 @@ class _Batch(NamedTuple):
 
 
 class Packing:
-    """The `Context` of a packed batch over a `KVCache`, worked out once for all layers: the slots
-    that new keys and values go to, and which segments attend together. Creating it reserves the
-    rows in the cache."""
+    """A packed batch over a `KVCache`, worked out once for all layers: `slots` int64 [T], which new
+    keys and values go to, and which segments attend together. Creating it reserves the rows in the
+    cache."""
 
     def __init__(self, cache: KVCache, segments: Sequence[Segment], group: int) -> None:
         """`group`: query heads per kv head. Raises ValueError when a request's capacity is
@@ -87,9 +74,11 @@ class Packing:
             self._order = _order(batches, len(slots)).to(cache.device)
 
     def write(self, layer: int, kv: Tensor) -> None:
+        """Store kv [T, 2 * kv_heads, head_dim]: keys, then values."""
         self.cache.write(layer, self.slots, kv)
 
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
+        """q [T, heads, head_dim] -> [T, heads * head_dim]."""
         # The queries that share a kv head are stacked as rows of one product, so that keys are
         # neither repeated nor read twice.
         total, heads, dim = q.shape
@@ -99,36 +88,13 @@ class Packing:
         for rows, keys, bias in self._batches:
             k, v = self.cache.read(layer, keys)
             chosen = q[:, rows] if isinstance(rows, slice) else q.index_select(1, rows)
-            attended = attend(chosen.reshape(kv_heads, k.shape[1], -1, dim), k, v, bias, scale)
+            chosen = chosen.reshape(kv_heads, k.shape[1], -1, dim)
+            attended = F.scaled_dot_product_attention(chosen, k, v, attn_mask=bias, scale=scale)
             outputs.append(attended.reshape(kv_heads, -1, width))
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
         if self._order is not None:
             out = out.index_select(1, self._order)
         return out.transpose(0, 1).reshape(total, heads * dim)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Attention of q [kv_heads, B, R, D] over k, v [kv_heads, B, L, D], with `bias` [1, B, R, L] on
-    the scores -> like q."""
-    if bias is not None and _prefers_products(q, k):
-        return matmul_attention(q, k, v, bias, scale)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
-
-
-def _prefers_products(q: Tensor, k: Tensor) -> bool:
-    """torch's fused kernel for CPUs multiplies bf16 far below what oneDNN reaches, but has less to
-    prepare. Measured with 3 to 48 rows over 272 to 1040 keys of 1 to 8 requests, two threads: both
-    take time for every key, as much as for 8 rows more."""
-    if q.device.type != "cpu" or q.dtype != torch.bfloat16:
-        return False
-    _, batch, keys, _ = k.shape
-    return batch * keys * (q.shape[2] + 8) >= 20_000
-
-
-def matmul_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """q [..., R, D], k and v [..., L, D], bias that broadcasts to [..., R, L] -> like q."""
-    scores = torch.matmul(q * scale, k.transpose(-1, -2)).add_(bias)
-    return torch.matmul(scores.softmax(-1), v)
 
 
 _MOST_PADDED = 1.5

@@ -1,15 +1,19 @@
 """A lean decoder of the Llama, Qwen2 and Qwen3 families, for packed batches of many requests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from adaptivespec.engine.cache import KVCache
 from adaptivespec.errors import ConfigError
-from adaptivespec.models.attention import Context, Packing, Segment
+from adaptivespec.kernels import passes
+from adaptivespec.kernels.linear import as_array
+from adaptivespec.kernels.stack import Stack, compiles
+from adaptivespec.models.attention import Packing, Segment
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.layers import MLP, RMSNorm, SelfAttention, Weights, make_linear
 from adaptivespec.models.rope import Rope
@@ -27,7 +31,10 @@ class Hidden(NamedTuple):
 
 class Decoder:
     """Embedding, layers, norm and head, on one device. Reads no gradient and keeps no state: keys
-    and values live in the caller's `KVCache`."""
+    and values live in the caller's `KVCache`.
+
+    On a CPU kernels of our own run it (`adaptivespec.kernels`), elsewhere torch's operators.
+    """
 
     def __init__(
         self,
@@ -43,20 +50,22 @@ class Decoder:
         self.dtype, self.device = dtype, torch.device(device)
         with torch.inference_mode():
 
-            def part(prefix: str) -> Weights:
-                chosen = {k: v for k, v in weights.items() if k.startswith(prefix)}
-                return {k: v.to(device=device, dtype=dtype) for k, v in chosen.items()}
+            def ready(tensor: Tensor) -> Tensor:
+                return tensor.to(device=device, dtype=dtype)
 
-            outer = part("model.embed_tokens.") | part("lm_head.")
-            self._embedding = outer["model.embed_tokens.weight"]
-            self._layers = [
-                _Layer(config, part(f"model.layers.{i}."), i) for i in range(config.layers)
-            ]
-            self._norm = RMSNorm(part("model.norm.")["model.norm.weight"], config.rms_norm_eps)
-            self._head = make_linear(output_rows(config, outer))
-            self._rope = Rope(
-                config.head_dim, config.rope_theta, config.rope_scaling, dtype, self.device
+            def part(prefix: str) -> Weights:
+                names = [name for name in weights if name.startswith(prefix)]
+                return {name.removeprefix(prefix): ready(weights[name]) for name in names}
+
+            self._head = make_linear(ready(output_rows(config, weights)))
+            parts = (
+                ready(weights["model.embed_tokens.weight"]),
+                (part(f"model.layers.{i}.") for i in range(config.layers)),
+                ready(weights["model.norm.weight"]),
             )
+            rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling, dtype, device)
+            layers = _CompiledLayers if compiles(config, dtype, self.device) else _TorchLayers
+            self._layers = layers(config, *parts, rope)
 
     def new_cache(self, tokens: int, state_size: int = 0) -> KVCache:
         """A cache of `tokens` positions that fits this decoder."""
@@ -76,48 +85,106 @@ class Decoder:
     ) -> Hidden:
         """One pass over tokens int64 [T] at positions int64 [T], cut into `segments` that cover all
         rows in order. Their keys and values become pending rows of the cache."""
-        packing = Packing(cache, segments, self.config.heads // self.config.kv_heads)
-        return self.run(tokens, positions, packing, aux_layers)
+        return self._layers(tokens, positions, cache, segments, aux_layers)
 
     @torch.inference_mode()
-    def run(
-        self, tokens: Tensor, positions: Tensor, context: Context, aux_layers: Sequence[int] = ()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final hidden rows [R, H] -> logits [R, V], float32 on a CPU."""
+        return self._head(hidden)
+
+
+class _CompiledLayers:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        embedding: Tensor,
+        layers: Iterable[Weights],
+        norm: Tensor,
+        rope: Rope,
+    ) -> None:
+        self._stack = Stack(config, layers, rope)
+        self._embedding = as_array(embedding)
+        self._norm = norm.float().numpy()
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        segments: Sequence[Segment],
+        aux_layers: Sequence[int],
     ) -> Hidden:
-        """One pass over tokens int64 [T] at positions int64 [T] that attend to `context`."""
+        stack = self._stack
+        rows, hidden = len(tokens), stack.sizes.hidden
+        batch, buffers = stack.batch(positions, cache, segments)
+        final = torch.empty((rows, hidden), dtype=cache.dtype)
+        aux = torch.empty((rows, len(aux_layers), hidden), dtype=cache.dtype)
+        stack.team.run(
+            passes.decode,
+            stack.counters,
+            tokens.numpy(),
+            self._embedding,
+            stack.sizes,
+            stack.layers,
+            self._norm,
+            batch,
+            buffers,
+            as_array(cache.arena),
+            np.array(aux_layers, dtype=np.int64),
+            as_array(aux),
+            as_array(final),
+        )
+        states = aux.flatten(1) if aux_layers else None
+        return Hidden(final, states, torch.from_numpy(batch.slots))
+
+
+class _TorchLayers:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        embedding: Tensor,
+        layers: Iterable[Weights],
+        norm: Tensor,
+        rope: Rope,
+    ) -> None:
+        self._embedding = embedding
+        self._layers = [_Layer(config, weights, i) for i, weights in enumerate(layers)]
+        self._norm = RMSNorm(norm, config.rms_norm_eps)
+        self._rope = rope
+        self._group = config.heads // config.kv_heads
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        segments: Sequence[Segment],
+        aux_layers: Sequence[int],
+    ) -> Hidden:
+        packing = Packing(cache, segments, self._group)
         angles = self._rope.angles(positions)
-        x = self.embed(tokens)
+        x = F.embedding(tokens, self._embedding)
         inputs: dict[int, Tensor] = {}
         for i, layer in enumerate(self._layers):
             if i in aux_layers:
                 inputs[i] = x
-            x = layer(x, angles, context)
+            x = layer(x, angles, packing)
         aux = torch.cat([inputs[i] for i in aux_layers], -1) if aux_layers else None
-        return Hidden(self._norm(x), aux, context.slots)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Token embeddings [T, H]."""
-        return F.embedding(tokens, self._embedding)
-
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final hidden rows [R, H] -> logits [R, V]."""
-        return self._head(hidden)
+        return Hidden(self._norm(x), aux, packing.slots)
 
 
 class _Layer:
     def __init__(self, config: DecoderConfig, weights: Weights, index: int) -> None:
-        prefix = f"model.layers.{index}."
-
         def norm(name: str) -> RMSNorm:
-            return RMSNorm(weights[f"{prefix}{name}.weight"], config.rms_norm_eps)
+            return RMSNorm(weights[f"{name}.weight"], config.rms_norm_eps)
 
         self._input_norm = norm("input_layernorm")
-        self._attention = SelfAttention(config, weights, f"{prefix}self_attn.", index)
+        self._attention = SelfAttention(config, weights, "self_attn.", index)
         self._mlp_norm = norm("post_attention_layernorm")
-        self._mlp = MLP(weights, f"{prefix}mlp.")
+        self._mlp = MLP(weights, "mlp.")
 
-    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], context: Context) -> Tensor:
-        x = x + self._attention(self._input_norm(x), angles, context)
+    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], packing: Packing) -> Tensor:
+        x = x + self._attention(self._input_norm(x), angles, packing)
         return x + self._mlp(self._mlp_norm(x))
 
 

@@ -13,6 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adaptivespec.engine.cache import KVCache
+from adaptivespec.kernels import passes
+from adaptivespec.kernels.linear import as_array
+from adaptivespec.kernels.stack import Stack, compiles
 from adaptivespec.models.attention import Packing, Segment
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.eagle3_config import HeadConfig, read_head_config
@@ -46,7 +49,7 @@ class StateProjector:
         if self._norms:
             chunks = states.chunk(len(self._norms), -1)
             states = torch.cat([n(c) for n, c in zip(self._norms, chunks, strict=True)], -1)
-        return self._fc(states)
+        return self._fc(states).to(states.dtype)
 
 
 class Eagle3Head:
@@ -56,21 +59,17 @@ class Eagle3Head:
         layer = config.layer
         self.config = config
         self.dtype, self.device = embedding.dtype, embedding.device
-
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(weights[f"{name}.weight"], layer.rms_norm_eps)
-
-        self._embedding = embedding
-        self._token_norm = norm("midlayer.input_layernorm")
-        self._state_norm = norm("midlayer.hidden_norm")
-        self._mlp_norm = norm("midlayer.post_attention_layernorm")
-        self._norm = norm("norm")
-        self._attention = SelfAttention(layer, weights, "midlayer.self_attn.", 0)
-        self._mlp = MLP(weights, "midlayer.mlp.")
+        self._norm = RMSNorm(weights["norm.weight"], layer.rms_norm_eps)
         self._head = make_linear(weights["lm_head.weight"])
-        self._rope = Rope(
-            layer.head_dim, layer.rope_theta, layer.rope_scaling, self.dtype, self.device
-        )
+        rope = Rope(layer.head_dim, layer.rope_theta, layer.rope_scaling, self.dtype, self.device)
+        midlayer = {
+            name.removeprefix("midlayer."): weight
+            for name, weight in weights.items()
+            if name.startswith("midlayer.")
+        }
+        compiled = compiles(layer, self.dtype, self.device)
+        make = _CompiledLayer if compiled else _TorchLayer
+        self._layer = make(config, midlayer, embedding, rope)
         ids = torch.arange(config.draft_vocab_size, device=self.device)
         self.target_ids = ids + weights["d2t"] if "d2t" in weights else ids
         """int64 [draft vocabulary]: the target's id of each draft token."""
@@ -92,19 +91,86 @@ class Eagle3Head:
         """One pass over tokens int64 [T], the target's ids, each with the state [T, H] before it: a
         projected one of the target, or this function's own result for the token before. `positions`
         int64 [T] are those of the states. Returns the states [T, H] after the tokens."""
-        layer = self.config.layer
-        packing = Packing(cache, segments, layer.heads // layer.kv_heads)
-        normed = self._state_norm(states)
-        x = torch.cat((self._token_norm(F.embedding(tokens, self._embedding)), normed), -1)
-        residual = normed if self.config.norm_before_residual else states
-        x = residual + self._attention(x, self._rope.angles(positions), packing)
-        x = x + self._mlp(self._mlp_norm(x))
+        x = self._layer(tokens, states, positions, cache, segments)
         return self._norm(x) if self.config.norm_output else x
 
     @torch.inference_mode()
     def logits(self, states: Tensor) -> Tensor:
         """Results of `forward` [R, H] -> logits [R, draft vocabulary]."""
         return self._head(states if self.config.norm_output else self._norm(states))
+
+
+class _CompiledLayer:
+    """tokens [T] and the states before them [T, H] -> the states after them, not normed."""
+
+    def __init__(self, config: HeadConfig, weights: Weights, embedding: Tensor, rope: Rope) -> None:
+        self._stack = Stack(config.layer, [weights], rope)
+        self._embedding = as_array(embedding)
+        self._token_norm = weights["input_layernorm.weight"].float().numpy()
+        self._state_norm = weights["hidden_norm.weight"].float().numpy()
+        self._residual_normed = config.norm_before_residual
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        states: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        segments: Sequence[Segment],
+    ) -> Tensor:
+        stack = self._stack
+        batch, buffers = stack.batch(positions, cache, segments)
+        out = torch.empty((len(tokens), stack.sizes.hidden), dtype=cache.dtype)
+        stack.team.run(
+            passes.head,
+            stack.counters,
+            tokens.numpy(),
+            self._embedding,
+            as_array(states.contiguous()),
+            self._token_norm,
+            self._state_norm,
+            self._residual_normed,
+            stack.sizes,
+            stack.layers,
+            batch,
+            buffers,
+            as_array(cache.arena),
+            as_array(out),
+        )
+        return out
+
+
+class _TorchLayer:
+    """The same by torch's operators."""
+
+    def __init__(self, config: HeadConfig, weights: Weights, embedding: Tensor, rope: Rope) -> None:
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(weights[f"{name}.weight"], config.layer.rms_norm_eps)
+
+        self._embedding = embedding
+        self._token_norm = norm("input_layernorm")
+        self._state_norm = norm("hidden_norm")
+        self._mlp_norm = norm("post_attention_layernorm")
+        self._attention = SelfAttention(config.layer, weights, "self_attn.", 0)
+        self._mlp = MLP(weights, "mlp.")
+        self._rope = rope
+        self._group = config.layer.heads // config.layer.kv_heads
+        self._residual_normed = config.norm_before_residual
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        states: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        segments: Sequence[Segment],
+    ) -> Tensor:
+        packing = Packing(cache, segments, self._group)
+        normed = self._state_norm(states)
+        x = torch.cat((self._token_norm(F.embedding(tokens, self._embedding)), normed), -1)
+        residual = normed if self._residual_normed else states
+        x = residual + self._attention(x, self._rope.angles(positions), packing)
+        return x + self._mlp(self._mlp_norm(x))
 
 
 def load_projector(

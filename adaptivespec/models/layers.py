@@ -11,36 +11,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adaptivespec.models.attention import Context
+from adaptivespec.kernels import stack as kernels
+from adaptivespec.models.attention import Packing
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.rope import rotate
 
 Linear = Callable[[Tensor], Tensor]
 Weights = dict[str, Tensor]
 
-_PACK_ROWS = 16
-"""Batch rows that packed weights are laid out for; measured: no loss from 1 to 256 rows."""
 
-
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """x [T, in] -> x @ weight.T + bias, [T, out]. bf16 weights on a CPU are laid out once as
-    oneDNN wants them (same results): without it every call does so anew, at twice the time."""
-    if (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.bfloat16
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    ):
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS)
-        linear = torch.ops.mkldnn._linear_pointwise.default
-        return lambda x: linear(x, packed, bias, "none", [], "")
-    return partial(F.linear, weight=weight, bias=bias)
+def make_linear(weight: Tensor) -> Linear:
+    """x [T, in] -> x @ weight.T, [T, out]; float32 where there are kernels for it."""
+    compiled = weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float32)
+    return kernels.Linear(weight) if compiled else partial(F.linear, weight=weight)
 
 
 def fused_linear(weights: Weights, *names: str) -> Linear:
     """One linear map that computes those named `names` side by side, biases where they have any."""
     weight = torch.cat([weights[f"{name}.weight"] for name in names])
     biases = [weights[f"{name}.bias"] for name in names if f"{name}.bias" in weights]
-    return make_linear(weight, torch.cat(biases) if biases else None)
+    return partial(F.linear, weight=weight, bias=torch.cat(biases) if biases else None)
 
 
 class SelfAttention:
@@ -60,15 +50,15 @@ class SelfAttention:
             q, k = weights[f"{prefix}q_norm.weight"], weights[f"{prefix}k_norm.weight"]
             self._qk_norm = torch.stack([q] * config.heads + [k] * config.kv_heads)
 
-    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], context: Context) -> Tensor:
-        """x [T, in] -> [T, hidden]; hands the rows' keys and values to `context`."""
+    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], packing: Packing) -> Tensor:
+        """x [T, in] -> [T, hidden]; puts the rows' keys and values into the cache."""
         qkv = self._qkv(x).view(len(x), -1, self._dim)
         qk = qkv[:, : self._rotated]
         if self._qk_norm is not None:
             qk.copy_(F.rms_norm(qk, (self._dim,), None, self._eps).mul_(self._qk_norm))
         rotate(qk, *angles)
-        context.write(self._layer, qkv[:, self._heads :])
-        return self._out(context.attend(self._layer, qkv[:, : self._heads], self._scale))
+        packing.write(self._layer, qkv[:, self._heads :])
+        return self._out(packing.attend(self._layer, qkv[:, : self._heads], self._scale))
 
 
 class MLP:
@@ -89,14 +79,6 @@ class RMSNorm:
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self._weight, self._eps = weight, eps
-        self._shape = tuple(weight.shape)
-        self._scaled = weight.float() * weight.numel() ** 0.5
-        self._least = torch.tensor(weight.numel() * eps, device=weight.device).sqrt()
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu":
-            return F.rms_norm(x, self._shape, self._weight, self._eps)
-        # torch has no kernel for CPUs and composes ten operators; these are six.
-        wide = x.float()
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).hypot_(self._least)
-        return (wide / length).mul_(self._scaled).to(x.dtype)
+        return F.rms_norm(x, self._weight.shape, self._weight, self._eps)

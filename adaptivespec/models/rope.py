@@ -28,10 +28,14 @@ class Rope:
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, head_dim] for int64 positions [T]; sin carries the sign with which
         `rotate` adds the other half."""
-        angles = positions[:, None, None] * self._frequencies
-        cos, sin = angles.cos() * self._amplitude, angles.sin() * self._amplitude
+        cos, sin = self.halves(positions)
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        return cos.to(self._dtype), sin.to(self._dtype)
+        return cos[:, None].to(self._dtype), sin[:, None].to(self._dtype)
+
+    def halves(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, float32 [T, head_dim / 2], for int64 positions [T]."""
+        angles = positions[:, None] * self._frequencies
+        return angles.cos() * self._amplitude, angles.sin() * self._amplitude
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:

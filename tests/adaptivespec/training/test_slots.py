@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from adaptivespec.models.decoder import Decoder, Hidden
-from adaptivespec.training.slots import _STRIDE, Slots
+from adaptivespec.training.slots import Slots
 from tests.decoders import greedy, states, tiny_decoder
 from tests.factories import ARCHITECTURES, VOCAB_SIZE, Architecture
 
@@ -75,17 +75,17 @@ def close(ours: Tensor, theirs: Tensor | None) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sequences_of_any_length_come_and_go(architecture: Architecture) -> None:
     decoder = tiny_decoder(architecture, num_hidden_layers=4)
-    decoding = Decoding(decoder, count=5, capacity=3 * _STRIDE)
-    texts = [Text(length, seed) for seed, length in enumerate((5, _STRIDE - 10, 17, 1, 9))]
+    decoding = Decoding(decoder, count=5, capacity=192)
+    texts = [Text(length, seed) for seed, length in enumerate((5, 54, 17, 1, 9))]
     short, long, middle, single, late = texts
     decoding.fill({3: short, 0: long, 1: middle})  # slots 2 and 4 are free
     decoding.advance(8)
     decoding.drop(1)
     decoding.fill({1: single})
-    decoding.advance(8)  # the long one leaves the first stride of room
-    longest = Text(_STRIDE * 2 + 3, seed=5)
+    decoding.advance(8)
+    longest = Text(131, seed=5)
     decoding.drop(3)
-    decoding.fill({3: longest, 4: late})  # and the longest prompt the second
+    decoding.fill({3: longest, 4: late})
     decoding.advance(9)
     for text in (*texts, longest):
         assert_as_alone(decoder, text)

@@ -1,0 +1,251 @@
+"""The phases of a decoder layer (see `Team`), over the rows of a packed batch.
+
+Activations are float32 between linear maps; what enters a linear map or the cache has the weights'
+dtype.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from adaptivespec.kernels import attention
+from adaptivespec.kernels.linear import PANEL, Array
+from adaptivespec.kernels.team import Counters, claim, finish
+from adaptivespec.kernels.vectors import (
+    LANES,
+    MOST_ROWS,
+    add_rows,
+    gate_rows,
+    narrow,
+    product,
+    sum_of_squares,
+)
+
+PHASES = 8
+"""Of one layer."""
+
+
+class Layers(NamedTuple):
+    """Weights of L layers, packed (see `linear.packed`), and float32 biases and norms."""
+
+    input_norm: Array  # [L, hidden]
+    qkv: Array
+    qkv_bias: Array  # [L, (heads + 2 * kv_heads) * head_dim]
+    qk_norm: Array  # [L, heads + kv_heads, head_dim]; [L, 0, head_dim]: none
+    out: Array
+    out_bias: Array
+    mlp_norm: Array
+    gate_up: Array  # a panel is LANES gates, then their ups
+    gate_up_bias: Array
+    down: Array
+    down_bias: Array
+
+
+class Sizes(NamedTuple):
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    eps: float
+    scale: np.float32
+
+
+class Batch(NamedTuple):
+    """The rows of one pass, and what they see."""
+
+    slots: Array  # int64 [T], arena positions that the rows' keys and values go to
+    cos: Array  # float32 [T, head_dim / 2]
+    sin: Array
+    segments: Array  # int64 [S, attention.COLUMNS]
+    masks: Array  # uint8
+    units: int
+
+
+class Buffers(NamedTuple):
+    """What the phases of a pass hand on, for T rows at least, and what each thread works in. What
+    `project` writes to has room for whole panels."""
+
+    x: Array  # float32 [T, hidden], the residual stream
+    normed: Array  # [T, widest input]
+    qkv: Array  # float32 [T, (heads + 2 * kv_heads) * head_dim]
+    attended: Array  # [T, heads * head_dim]
+    gated: Array  # [T, intermediate]
+    tile: Array  # float32 [threads, MOST_ROWS, PANEL]
+    zeros: Array  # float32 [LANES]
+    scores: Array  # float32 [threads, keys, LANES]
+    panel: Array  # [threads, steps, LANES, elements]
+    sums: Array  # float32 [threads, LANES]
+    block: Array  # float32 [threads, attention.QUERIES, head_dim]
+
+
+@njit(nogil=True)
+def normalise(x: Any, weight: Any, eps: float, out: Any) -> None:
+    """out = x / rms(x) * weight, float32 -> elements, over one row."""
+    mean = sum_of_squares(x.ctypes.data, len(x) // LANES) / np.float32(len(x))
+    share = np.float32(1) / np.sqrt(mean + np.float32(eps))
+    for i in range(len(x)):
+        out[i] = narrow(x[i] * share * weight[i], out[0])
+
+
+@njit(nogil=True)
+def normalise_rows(
+    counters: Counters, phase: int, rows: int, x: Any, weight: Any, eps: float, out: Any, rank: int
+) -> int:
+    """A phase: `normalise` for every row."""
+    done = 0
+    m = claim(counters, phase, rows, rank)
+    while m < rows:
+        normalise(x[m], weight, eps, out[m])
+        done += 1
+        m = claim(counters, phase, rows, rank)
+    return finish(counters, phase, done, rows)
+
+
+@njit(nogil=True)
+def _block(rows: int, m: int) -> int:
+    """How many rows from m on go through a product together, so that all blocks are alike."""
+    blocks = -(-(rows - m) // MOST_ROWS)
+    return -(-(rows - m) // blocks)
+
+
+@njit(nogil=True)
+def project(
+    counters: Counters, phase: int, rows: int, x: Any, w: Any, bias: Any, out: Any, tile: Any,
+    added: bool, rank: int,
+) -> int:  # fmt: skip
+    """A phase: float32 out = x @ w.T + bias, or that added to it. Rows of `out` have room for whole
+    panels."""
+    panels, done, like = len(w), 0, x[0, 0]
+    from_x, x_stride, from_w, w_stride = x.ctypes.data, x.strides[0], w.ctypes.data, w.strides[0]
+    from_bias, to, stride, temporary = (
+        bias.ctypes.data,
+        out.ctypes.data,
+        out.strides[0],
+        tile.ctypes.data,
+    )
+    p = claim(counters, phase, panels, rank)
+    while p < panels:
+        m = 0
+        while m < rows:
+            count = _block(rows, m)
+            place = to + m * stride + p * 4 * PANEL
+            product(
+                like, count, from_x + m * x_stride, x_stride, from_w + p * w_stride,
+                from_bias + p * 4 * PANEL, temporary if added else place,
+                4 * PANEL if added else stride, w.shape[1],
+            )  # fmt: skip
+            if added:
+                add_rows(count, temporary, 4 * PANEL, place, stride)
+            m += count
+        done += 1
+        p = claim(counters, phase, panels, rank)
+    return finish(counters, phase, done, panels)
+
+
+@njit(nogil=True)
+def _gate(
+    counters: Counters, phase: int, rows: int, x: Any, w: Any, bias: Any, out: Any, tile: Any,
+    rank: int,
+) -> int:  # fmt: skip
+    """A phase: out = silu(gate(x)) * up(x)."""
+    panels, done, like = len(w), 0, x[0, 0]
+    from_x, x_stride, from_w, w_stride = x.ctypes.data, x.strides[0], w.ctypes.data, w.strides[0]
+    from_bias, to, stride, temporary = (
+        bias.ctypes.data,
+        out.ctypes.data,
+        out.strides[0],
+        tile.ctypes.data,
+    )
+    p = claim(counters, phase, panels, rank)
+    while p < panels:
+        m = 0
+        while m < rows:
+            count = _block(rows, m)
+            product(
+                like, count, from_x + m * x_stride, x_stride, from_w + p * w_stride,
+                from_bias + p * 4 * PANEL, temporary, 4 * PANEL, w.shape[1],
+            )  # fmt: skip
+            place = to + m * stride + p * LANES * out.itemsize
+            gate_rows(like, count, temporary, 4 * PANEL, place, stride)
+            m += count
+        done += 1
+        p = claim(counters, phase, panels, rank)
+    return finish(counters, phase, done, panels)
+
+
+@njit(nogil=True)
+def _rotate_and_store(
+    m: int, layer: int, sizes: Sizes, layers: Layers, batch: Batch, qkv: Any, arena: Any
+) -> None:
+    """Turn a row's queries and keys by its position, and put keys and values into the cache."""
+    dim, half = sizes.head_dim, sizes.head_dim // 2
+    turned = sizes.heads + sizes.kv_heads
+    cos, sin, slot = batch.cos[m], batch.sin[m], batch.slots[m]
+    for head in range(turned):
+        part = qkv[m, head * dim : (head + 1) * dim]
+        if layers.qk_norm.shape[1]:
+            mean = sum_of_squares(part.ctypes.data, dim // LANES) / np.float32(dim)
+            share = np.float32(1) / np.sqrt(mean + np.float32(sizes.eps))
+            for d in range(dim):
+                part[d] *= share * layers.qk_norm[layer, head, d]
+        for d in range(half):
+            low, high = part[d], part[half + d]
+            part[d] = low * cos[d] - high * sin[d]
+            part[half + d] = high * cos[d] + low * sin[d]
+    for head in range(2 * sizes.kv_heads):
+        part = qkv[m, (sizes.heads + head) * dim : (sizes.heads + head + 1) * dim]
+        to = arena[head, slot]
+        for d in range(dim):
+            to[d] = narrow(part[d], arena[0, 0, 0])
+
+
+@njit(nogil=True)
+def run_layer(
+    counters: Counters, phase: int, layer: int, rows: int, sizes: Sizes, layers: Layers,
+    batch: Batch, buffers: Buffers, arena: Any, rank: int,
+) -> int:  # fmt: skip
+    """All phases but the first norm: buffers.normed -> buffers.x. arena: [2 * kv_heads, positions,
+    head_dim], this layer's."""
+    x, tile = buffers.x, buffers.tile[rank]
+    phase = project(
+        counters, phase, rows, buffers.normed, layers.qkv[layer], layers.qkv_bias[layer],
+        buffers.qkv, tile, False, rank,
+    )  # fmt: skip
+
+    done = 0
+    m = claim(counters, phase, rows, rank)
+    while m < rows:
+        _rotate_and_store(m, layer, sizes, layers, batch, buffers.qkv, arena)
+        done += 1
+        m = claim(counters, phase, rows, rank)
+    phase = finish(counters, phase, done, rows)
+
+    done, group = 0, sizes.heads // sizes.kv_heads
+    unit = claim(counters, phase, batch.units, rank)
+    while unit < batch.units:
+        attention.attend(
+            unit, buffers.qkv, arena, batch.segments, batch.masks, group, sizes.scale,
+            buffers.scores[rank], buffers.panel[rank], buffers.zeros, buffers.sums[rank],
+            buffers.block[rank], buffers.attended,
+        )  # fmt: skip
+        done += 1
+        unit = claim(counters, phase, batch.units, rank)
+    phase = finish(counters, phase, done, batch.units)
+
+    phase = project(
+        counters, phase, rows, buffers.attended, layers.out[layer], layers.out_bias[layer], x, tile,
+        True, rank,
+    )  # fmt: skip
+    phase = normalise_rows(
+        counters, phase, rows, x, layers.mlp_norm[layer], sizes.eps, buffers.normed, rank
+    )
+    phase = _gate(
+        counters, phase, rows, buffers.normed, layers.gate_up[layer], layers.gate_up_bias[layer],
+        buffers.gated, tile, rank,
+    )  # fmt: skip
+    return project(
+        counters, phase, rows, buffers.gated, layers.down[layer], layers.down_bias[layer], x, tile,
+        True, rank,
+    )  # fmt: skip

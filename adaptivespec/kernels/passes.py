@@ -1,0 +1,106 @@
+"""Passes over a packed batch: a decoder's, an EAGLE-3 head's, and output layers."""
+
+from typing import Any
+
+from numba import njit
+
+from adaptivespec.kernels.layer import (
+    Batch,
+    Buffers,
+    Layers,
+    Sizes,
+    normalise,
+    normalise_rows,
+    project,
+    run_layer,
+)
+from adaptivespec.kernels.team import Counters, claim, finish
+from adaptivespec.kernels.vectors import narrow, widen
+
+EXTRA_PHASES = 4
+"""Of a pass, beside those of its layers."""
+
+
+@njit(nogil=True, cache=True)
+def decode(
+    counters: Counters, tokens: Any, embedding: Any, sizes: Sizes, layers: Layers, norm: Any,
+    batch: Batch, buffers: Buffers, arena: Any, aux_layers: Any, aux: Any, final: Any, rank: int,
+) -> None:  # fmt: skip
+    """tokens int64 [T] -> `final` [T, hidden], normed, and the inputs of the asked layers side by
+    side, `aux` [T, len(aux_layers), hidden]. arena: [L, 2 * kv_heads, positions, head_dim]."""
+    rows, x = len(tokens), buffers.x
+    done = 0
+    m = claim(counters, 0, rows, rank)
+    while m < rows:
+        _widen_row(embedding[tokens[m]], x[m])
+        done += 1
+        m = claim(counters, 0, rows, rank)
+    phase = finish(counters, 0, done, rows)
+    for layer in range(len(layers.qkv)):
+        kept = -1
+        for a in range(len(aux_layers)):
+            if aux_layers[a] == layer:
+                kept = a
+        done = 0
+        m = claim(counters, phase, rows, rank)
+        while m < rows:
+            normalise(x[m], layers.input_norm[layer], sizes.eps, buffers.normed[m, : sizes.hidden])
+            if kept >= 0:
+                _narrow_row(x[m], aux[m, kept])
+            done += 1
+            m = claim(counters, phase, rows, rank)
+        phase = finish(counters, phase, done, rows)
+        phase = run_layer(
+            counters, phase, layer, rows, sizes, layers, batch, buffers, arena[layer], rank
+        )
+    normalise_rows(counters, phase, rows, x, norm, sizes.eps, final, rank)
+
+
+@njit(nogil=True, cache=True)
+def head(
+    counters: Counters, tokens: Any, embedding: Any, states: Any, token_norm: Any, state_norm: Any,
+    residual_normed: bool, sizes: Sizes, layers: Layers, batch: Batch, buffers: Buffers,
+    arena: Any, out: Any, rank: int,
+) -> None:  # fmt: skip
+    """An EAGLE-3 head's layer: tokens int64 [T], each with the state [T, hidden] before it, to the
+    states `out` after them."""
+    rows, width, x = len(tokens), sizes.hidden, buffers.x
+    done = 0
+    m = claim(counters, 0, rows, rank)
+    while m < rows:
+        normed = buffers.normed[m]
+        _widen_row(embedding[tokens[m]], x[m])
+        normalise(x[m], token_norm, sizes.eps, normed[:width])
+        _widen_row(states[m], x[m])
+        normalise(x[m], state_norm, sizes.eps, normed[width : 2 * width])
+        if residual_normed:
+            _widen_row(normed[width : 2 * width], x[m])
+        done += 1
+        m = claim(counters, 0, rows, rank)
+    phase = finish(counters, 0, done, rows)
+    phase = run_layer(counters, phase, 0, rows, sizes, layers, batch, buffers, arena[0], rank)
+    done = 0
+    m = claim(counters, phase, rows, rank)
+    while m < rows:
+        _narrow_row(x[m], out[m])
+        done += 1
+        m = claim(counters, phase, rows, rank)
+    finish(counters, phase, done, rows)
+
+
+@njit(nogil=True, cache=True)
+def linear(counters: Counters, x: Any, w: Any, bias: Any, out: Any, tile: Any, rank: int) -> None:
+    """float32 out [R, panels * PANEL] = x [R, inputs] @ w.T + bias, w packed."""
+    project(counters, 0, len(x), x, w, bias, out, tile[rank], False, rank)
+
+
+@njit(nogil=True)
+def _widen_row(x: Any, out: Any) -> None:
+    for i in range(len(x)):
+        out[i] = widen(x[i])
+
+
+@njit(nogil=True)
+def _narrow_row(x: Any, out: Any) -> None:
+    for i in range(len(out)):
+        out[i] = narrow(x[i], out[0])
