@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from adaptivespec.guards import NO_GUARDS, Guards
-from adaptivespec.margin import Walk, promote, promotions, walk
+from adaptivespec.guards import NO_STEP_GUARDS, StepGuards
+from adaptivespec.margin import Walk, promotions, walk
 from adaptivespec.messages import Verified
 from adaptivespec.tree import DraftTrees, depths
 
@@ -33,22 +33,15 @@ class Verdict(NamedTuple):
     walk: Walk
 
 
-def accept(
-    verified: Verified,
-    kappa: list[float],
-    caps: list[int] | None = None,
-    guards: Guards = NO_GUARDS,
-) -> Verdict:
-    """Apply the margin rule to each tree of the answer, with its own kappa and cap on promotions,
-    and walk it."""
+def accept(verified: Verified, kappa: list[float], guards: StepGuards = NO_STEP_GUARDS) -> Verdict:
+    """Apply the margin rule to each tree of the answer, with its own kappa and guards, and walk
+    it."""
     tokens = _view(verified.tokens, verified.nodes)
     parents = _view(verified.parents, verified.nodes)
     target = _view(verified.target, verified.nodes)
     gap = _view(verified.gap, verified.nodes, torch.float32)
     logprobs = _view(verified.logprobs, verified.nodes, torch.float32)
-    allowed = guards.forbid(gap, tokens, parents, target)
-    cap = None if caps is None else torch.tensor(caps)
-    predict, promoted = promote(tokens, parents, target, allowed, torch.tensor(kappa), cap)
+    predict, promoted = guards.promote(tokens, parents, target, gap, torch.tensor(kappa))
     walked = walk(tokens, parents, predict)
     trees = DraftTrees(tokens, parents, logprobs)
     return Verdict(outcomes(tokens, parents, walked, promoted, gap), trees, walked)

@@ -7,9 +7,10 @@ what is allowed. Times are seconds, sizes tokens unless a name says otherwise.
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct, inspect
+from msgspec import Meta, Struct
 
 from adaptivespec.errors import ConfigError
+from adaptivespec.explain import explain
 from adaptivespec.shape import NO_DRAFT, Shape
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -118,7 +119,26 @@ PolicySettings = StaticPolicy | DCSPolicy | GoodputPolicy
 TokenClass = Literal["digits", "operators"]
 
 
-class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+class GuardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What limits the margin rule beside kappa. The defaults limit nothing."""
+
+    max_promotions: NonNegative | None = None  # per step; null: no cap
+    max_promotions_per_window: NonNegative | None = None  # in any so many tokens; null: no cap
+    promotion_window: Annotated[int, Meta(ge=1, le=LONGEST_WINDOW)] = 64  # those tokens
+    # Tokens that are neither promoted nor replaced by a promotion: those with a digit; those with
+    # one of + - * / = < > and other mathematical symbols.
+    never_promote: tuple[TokenClass, ...] = ()
+
+    @property
+    def guards(self) -> "GuardSettings":
+        """These alone, of whatever else has them."""
+        return GuardSettings(**{f: getattr(self, f) for f in GuardSettings.__struct_fields__})
+
+
+UNGUARDED = GuardSettings()
+
+
+class Settings(GuardSettings, frozen=True, forbid_unknown_fields=True):
     """Everything in `args` of serve_config.yaml."""
 
     model: ModelSettings = ModelSettings()
@@ -130,12 +150,6 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     drafter: DrafterSettings | None = EagleSettings()
     policy: PolicySettings = DCSPolicy()
     kappa: Kappa = 0.2  # default of requests that name none; 1 is lossless
-    max_promotions: NonNegative | None = None  # per step; null: no cap
-    max_promotions_per_window: NonNegative | None = None  # in any so many tokens; null: no cap
-    promotion_window: Annotated[int, Meta(ge=1, le=LONGEST_WINDOW)] = 64  # those tokens
-    # Tokens that are neither promoted nor replaced by a promotion: those with a digit; those with
-    # one of + - * / = < > and other mathematical symbols.
-    never_promote: list[TokenClass] = []
     max_shape: Shape = Shape(8, 16, 64)  # largest tree a request may ask for
     # Silence of the drafter before steps go on without it. It must have computed `max_state_rows`
     # tokens of a long prompt by then: a large `lm` on a slow device needs more.
@@ -185,13 +199,24 @@ def check_shape(shape: Shape, key: str, largest: Shape | None = None) -> Shape:
     return shape
 
 
+def check_guards(guards: GuardSettings, prefix: str = "") -> None:
+    """Raises ConfigError, naming the key behind `prefix`, for a window without its cap."""
+    if guards.max_promotions_per_window is None and guards.promotion_window != (
+        default := UNGUARDED.promotion_window
+    ):
+        raise ConfigError(
+            f"{prefix}promotion_window: {guards.promotion_window} limits nothing without "
+            f"max_promotions_per_window; {default} is allowed"
+        )
+
+
 def load_settings(args: dict[str, Any]) -> Settings:
     """Validate `args` (parsed YAML). Raises ConfigError naming the key, the value and what is
     allowed."""
     try:
         settings = msgspec.convert(args, Settings)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), args)) from error
+        raise ConfigError(explain(error, args, Settings)) from error
     if "drafter" not in args and settings.model.path != PACKAGED:
         settings = msgspec.structs.replace(settings, drafter=LookupSettings())
     largest = check_shape(settings.max_shape, "max_shape", LARGEST)
@@ -211,6 +236,7 @@ def load_settings(args: dict[str, Any]) -> Settings:
             check_shape(policy.largest, "policy.largest", largest)
             if policy.largest == NO_DRAFT:
                 raise ConfigError("policy.largest: [0, 0, 1] is no tree; kind 'static' can have it")
+    check_guards(settings)
     _check_engine(settings)
     drafter = settings.drafter
     if isinstance(drafter, LookupSettings) and drafter.min_ngram > drafter.max_ngram:
@@ -249,46 +275,3 @@ def _check_engine(settings: Settings) -> None:
         raise ConfigError(
             f"target.compute.num_gpus: {gpus} with sglang.tp_size {ranks}; they must be the same"
         )
-
-
-def _explain(message: str, args: dict[str, Any]) -> str:
-    """Turn msgspec's "... - at `$.a.b`" into "a.b: value ...", with what is allowed there."""
-    text, _, path = message.partition(" - at ")
-    path = path.strip("`").removeprefix("$").replace("[", ".").replace("]", "")
-    keys = [k for k in path.split(".") if k]
-    value: Any = args
-    kinds: list[Any] = [inspect.type_info(Settings)]
-    for key in keys:
-        if isinstance(value, dict):
-            value = value.get(key)
-        elif isinstance(value, list) and key.isdigit():
-            value = value[int(key)]
-        kinds = [kind for parent in kinds for kind in _below(parent, key)]
-    shown = "" if isinstance(value, dict) or not keys else f" {value!r} is not allowed:"
-    allowed = ", ".join(name for kind in kinds for name in _names(kind))
-    return f"{'.'.join(keys) or 'args'}:{shown} {text}" + (
-        f"; allowed: {allowed}" if allowed else ""
-    )
-
-
-def _below(kind: Any, key: str) -> list[Any]:
-    """The types that a key of `kind` may have; of the key that tells alternatives apart, its
-    values."""
-    if isinstance(kind, inspect.UnionType):
-        return [found for each in kind.types for found in _below(each, key)]
-    if isinstance(kind, inspect.ListType):
-        return [kind.item_type]
-    if not isinstance(kind, inspect.StructType):
-        return []
-    if key == kind.tag_field:
-        return [inspect.LiteralType((kind.tag,))]
-    return [field.type for field in kind.fields if field.encode_name == key]
-
-
-def _names(kind: Any) -> list[str]:
-    """What may stand in the place of `kind`, where that is a list of names."""
-    if isinstance(kind, inspect.LiteralType):
-        return [str(value) for value in kind.values]
-    if isinstance(kind, inspect.StructType):
-        return [field.encode_name for field in kind.fields]
-    return []

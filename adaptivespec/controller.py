@@ -14,10 +14,11 @@ from itertools import count
 from typing import NamedTuple
 
 from adaptivespec.acceptance import accept
+from adaptivespec.config import UNGUARDED, GuardSettings
 from adaptivespec.cost import StepWork
 from adaptivespec.drafting import Drafting, choose_prices, choose_shapes, expect
 from adaptivespec.errors import DrafterLost, Overloaded, TargetLost
-from adaptivespec.guards import NO_GUARDS, Guards
+from adaptivespec.guards import Guards
 from adaptivespec.limits import Limits
 from adaptivespec.messages import (
     AcceptedPath,
@@ -79,7 +80,7 @@ class Controller:
         limits: Limits,
         tokenizer: Tokenizer,
         policy: Policy,
-        guards: Guards = NO_GUARDS,
+        guards: GuardSettings = UNGUARDED,
         on_drafter_lost: Callable[[str], None] = log.warning,
     ) -> None:
         self.limits = limits
@@ -88,7 +89,7 @@ class Controller:
         self._drafting: Drafting | None = None
         self._tokenizer = tokenizer
         self._policy = policy
-        self._guards = guards
+        self._guards = Guards(guards, tokenizer)
         self._ids = count()
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
@@ -349,7 +350,7 @@ class Controller:
         """Apply the margin rule, and hand every request its new tokens. Returns the nodes that were
         verified, and the tokens that came of them."""
         kappas = [s.kappa for s in batch]
-        verdict = accept(verified, kappas, self._guards.caps(batch), self._guards)
+        verdict = accept(verified, kappas, self._guards.of_step(batch))
         self._policy.verified(verdict.trees, verdict.walk.path, [s.signals.rule for s in batch])
         for sequence, outcome in zip(batch, verdict.outcomes, strict=True):
             self._trace.accepted(sequence, outcome)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from adaptivespec.config import LONGEST_WINDOW
+from adaptivespec.config import LONGEST_WINDOW, UNGUARDED, GuardSettings
 from adaptivespec.drafters.base import Extension
 from adaptivespec.errors import DrafterLost
 from adaptivespec.messages import (
@@ -59,6 +59,7 @@ class DraftedSequence:
         signals: Signals,
         mode: Mode = "adaptive",
         shape: Shape | None = None,
+        guards: GuardSettings = UNGUARDED,
         traceparent: str | None = None,
     ) -> None:
         self.id = id
@@ -68,6 +69,7 @@ class DraftedSequence:
         self.signals = signals
         self.mode = mode
         self.shape = shape
+        self.guards = guards
         self.traceparent = traceparent
         self.cached = 0
         self.fed = 0

@@ -1,14 +1,20 @@
 """What limits the margin rule beside kappa: caps on promotions, and tokens it never touches."""
 
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from adaptivespec.config import Settings, TokenClass
+from adaptivespec.config import LARGEST, UNGUARDED, GuardSettings, TokenClass
 from adaptivespec.drafting import DraftedSequence
+from adaptivespec.margin import promote
 from adaptivespec.tokenizer import Tokenizer
+
+_ANY = LARGEST.nodes  # promotions: more than a step can have
+_CPU = torch.device("cpu")
 
 
 def _is_operator(character: str) -> bool:
@@ -19,71 +25,88 @@ _CLASSES: Mapping[TokenClass, Callable[[str], bool]] = {
     "digits": str.isdigit,
     "operators": _is_operator,
 }
+_BITS: Mapping[TokenClass, int] = {name: 1 << i for i, name in enumerate(_CLASSES)}
 
 
-def token_mask(tokenizer: Tokenizer, classes: Sequence[TokenClass]) -> Tensor:
-    """bool [vocab_size + 1]: tokens with a character of one of the classes. The last entry, False,
-    stands for ids beyond the vocabulary."""
-    spelt = [tokenizer.token_bytes(i).decode(errors="ignore") for i in range(tokenizer.vocab_size)]
-    tests = [_CLASSES[name] for name in classes]
-    inside = [any(test(c) for c in text for test in tests) for text in spelt]
-    return torch.tensor([*inside, False])
+def class_bits(classes: Iterable[TokenClass]) -> int:
+    """A set of classes as a number: a bit for each."""
+    return sum(_BITS[name] for name in set(classes))
+
+
+@lru_cache(maxsize=1)
+def token_classes(tokenizer: Tokenizer) -> Tensor:
+    """uint8 [vocab_size + 1], as `class_bits`: the classes of which a token has a character. The
+    last entry, none, stands for ids beyond the vocabulary."""
+
+    def classes(text: str) -> int:
+        return class_bits(name for name, test in _CLASSES.items() if any(map(test, text)))
+
+    spelt = (tokenizer.token_bytes(i).decode(errors="ignore") for i in range(tokenizer.vocab_size))
+    return torch.tensor([*map(classes, spelt), 0], dtype=torch.uint8)
+
+
+class StepGuards(NamedTuple):
+    """The guards of one step, on the device of its trees; None where nothing is limited.
+
+    caps     int64 [B]: promotions that each sequence may have
+    never    uint8 [B]: classes, as `class_bits`, that it has none in
+    classes  uint8 [V + 1]: the classes of each token
+    """
+
+    caps: Tensor | None = None
+    never: Tensor | None = None
+    classes: Tensor | None = None
+
+    def promote(
+        self, tokens: Tensor, parents: Tensor, target: Tensor, gap: Tensor, kappa: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`margin.promote` within the guards."""
+        if self.never is not None:
+            replaced = target.gather(-1, parents.clamp_min(0).long())
+            touched = (self._classes(tokens) | self._classes(replaced)) & self.never[:, None]
+            gap = torch.where(touched != 0, -torch.inf, gap)
+        return promote(tokens, parents, target, gap, kappa, self.caps)
+
+    def _classes(self, tokens: Tensor) -> Tensor:
+        assert self.classes is not None
+        beyond = len(self.classes) - 1
+        return self.classes[torch.where((tokens >= 0) & (tokens < beyond), tokens, beyond).long()]
+
+
+NO_STEP_GUARDS = StepGuards()
 
 
 class Guards:
-    """The limits of one engine; none of them by default."""
+    """The limits of one engine. They hold for every request, beside those that it has of its own:
+    what a request asks for can tighten them, and never loosen."""
 
-    def __init__(
-        self,
-        per_step: int | None = None,
-        per_window: int | None = None,
-        window: int = 64,
-        never: Tensor | None = None,
-    ) -> None:
-        """At most `per_step` promotions in a step, and `per_window` in any `window` consecutive
-        tokens of an answer; none that involves a token of the mask `never`."""
-        self._per_step = per_step
-        self._per_window = per_window
-        self._window = window
-        self._never = never
+    def __init__(self, own: GuardSettings, tokenizer: Tokenizer) -> None:
+        self._own = own.guards
+        self._classes = token_classes(tokenizer)  # now: it takes a step's time and more
 
-    @classmethod
-    def of(cls, settings: Settings, tokenizer: Callable[[], Tokenizer]) -> "Guards":
-        """Those that the settings ask for; a tokenizer is needed for classes of tokens only."""
-        classes = settings.never_promote
-        return cls(
-            settings.max_promotions,
-            settings.max_promotions_per_window,
-            settings.promotion_window,
-            token_mask(tokenizer(), classes) if classes else None,
+    def of_step(
+        self, sequences: Sequence[DraftedSequence], device: torch.device = _CPU
+    ) -> StepGuards:
+        """What they leave to each of these in its next step."""
+        if self._own == UNGUARDED and all(s.guards == UNGUARDED for s in sequences):
+            return NO_STEP_GUARDS
+        self._classes = self._classes.to(device)
+        caps = [min(_cap(self._own, s), _cap(s.guards, s)) for s in sequences]
+        own = class_bits(self._own.never_promote)
+        never = [own | class_bits(s.guards.never_promote) for s in sequences]
+        return StepGuards(
+            torch.tensor(caps, device=device) if min(caps) < _ANY else None,
+            torch.tensor(never, dtype=torch.uint8, device=device) if any(never) else None,
+            self._classes,
         )
 
-    def caps(self, sequences: Sequence[DraftedSequence]) -> list[int] | None:
-        """How many promotions each may have in its next step; None: any number."""
-        if self._per_window is None:
-            return None if self._per_step is None else [self._per_step] * len(sequences)
-        caps = []
-        for sequence in sequences:
-            # Any window that ends in this step reaches back no further than one less than its size.
-            start = len(sequence.tokens) - (self._window - 1)
-            left = self._per_window - sum(place >= start for place in sequence.promotions)
-            caps.append(left if self._per_step is None else min(left, self._per_step))
-        return caps
 
-    def forbid(self, gap: Tensor, tokens: Tensor, parents: Tensor, target: Tensor) -> Tensor:
-        """`gap` as `margin.promote` reads it, -inf at children that must not take the place of
-        their parent's own token. All [B, N], as there."""
-        if self._never is None:
-            return gap
-        never = self._never.to(gap.device)
-        replaced = target.gather(-1, parents.clamp_min(0).long())
-        touched = never[_known(tokens, never)] | never[_known(replaced, never)]
-        return torch.where(touched, -torch.inf, gap)
-
-
-def _known(tokens: Tensor, mask: Tensor) -> Tensor:
-    beyond = len(mask) - 1
-    return torch.where((tokens >= 0) & (tokens < beyond), tokens, beyond).long()
-
-
-NO_GUARDS = Guards()
+def _cap(guards: GuardSettings, sequence: DraftedSequence) -> int:
+    """How many promotions the sequence may have in its next step."""
+    per_step, per_window = guards.max_promotions, guards.max_promotions_per_window
+    cap = _ANY if per_step is None else per_step
+    if per_window is not None:
+        # Any window that ends in this step reaches back no further than one less than its size.
+        start = len(sequence.tokens) - (guards.promotion_window - 1)
+        cap = min(cap, per_window - sum(place >= start for place in sequence.promotions))
+    return cap

@@ -8,7 +8,6 @@ from adaptivespec.drafters.base import Drafter
 from adaptivespec.drafters.build import make_drafter
 from adaptivespec.engine.build import make_target
 from adaptivespec.engine.engine import TargetEngine
-from adaptivespec.guards import Guards
 from adaptivespec.limits import Limits
 from adaptivespec.link import InProcessLink
 from adaptivespec.policy import Policy, make_policy
@@ -39,7 +38,7 @@ class LocalSystem:
             Limits.of(settings, engine.config),
             tokenizer,
             policy or make_policy(settings.policy),
-            Guards.of(settings, lambda: tokenizer),
+            settings,
         )
         self._generation = 0
         if drafter is not None:

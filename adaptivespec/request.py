@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from adaptivespec.config import UNGUARDED, GuardSettings
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.shape import Shape
 
@@ -16,7 +17,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One accepted request, already validated and tokenised.
 
     mode: "adaptive" follows the server's policy, "static" drafts `shape` (the policy's start shape
-    when None) at every step, "off" is plain decoding. `kappa` acts at temperature 0 only.
+    when None) at every step, "off" is plain decoding. `kappa` acts at temperature 0 only; `guards`
+    hold beside those of the engine.
     `ignore_eos` goes on past the end of the turn, for measurements of equal length.
     `traceparent` is the W3C context of the caller's span, None when not sampled.
     """
@@ -29,6 +31,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = "adaptive"
     kappa: float = 1.0
     shape: Shape | None = None
+    guards: GuardSettings = UNGUARDED
     traceparent: str | None = None
 
 

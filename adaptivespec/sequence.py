@@ -35,6 +35,7 @@ class Sequence(DraftedSequence):
             signals,
             request.mode,
             request.shape,
+            request.guards,
             request.traceparent,
         )
         self.request = request

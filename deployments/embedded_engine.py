@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable
 from adaptivespec.config import Settings
 from adaptivespec.controller import Controller
 from adaptivespec.errors import DrafterLost, TargetLost
-from adaptivespec.guards import Guards
 from adaptivespec.limits import Limits
 from adaptivespec.policy import make_policy
 from adaptivespec.port import DraftPort, TargetPort
@@ -38,7 +37,6 @@ class EmbeddedEngine:
         self._settings = settings
         self._tokenizer = load_tokenizer(settings.model.path)
         self._policy = make_policy(settings.policy)
-        self._guards = Guards.of(settings, lambda: self._tokenizer)
         self._cell: Cell[TargetInfo] = Cell(settings, env, TargetActor)
         self._events = asyncio.get_running_loop()
         self._on_target_lost = on_target_lost
@@ -61,7 +59,7 @@ class EmbeddedEngine:
             info.limits,
             self._tokenizer,
             self._policy,
-            self._guards,
+            self._settings,
             self._lose_drafter,
         )
         await self._loop.adopt(controller)

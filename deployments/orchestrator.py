@@ -71,6 +71,7 @@ class Orchestrator:
             drafter_kind=settings.drafter_kind,
             policy=settings.policy_kind,
             kappa=settings.kappa,
+            guards=settings.guards,
             max_shape=settings.max_shape,
             target=target,
             drafter=self._drafter,

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from adaptivespec.config import GuardSettings
 from adaptivespec.shape import Shape
 
 TargetState = Literal["ready", "starting", "lost"]
@@ -49,6 +50,7 @@ class Status(Load, frozen=True, kw_only=True):
     drafter_kind: str  # "lookup", "eagle3", "lm" or "none"
     policy: str  # "static" or "dcs"
     kappa: float  # of requests that name none
+    guards: GuardSettings  # of every request
     max_shape: Shape  # largest tree that a request may ask for
 
     target: TargetState

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from adaptivespec.config import Settings
+from adaptivespec.config import GuardSettings, Settings
 from adaptivespec.drafting import DraftedSequence
 from adaptivespec.policy import Policy
 from adaptivespec.request import GenerationRequest, Mode
@@ -27,6 +27,7 @@ class Speculation(msgspec.Struct, frozen=True):
     mode: Mode
     kappa: float
     shape: Shape | None
+    guards: GuardSettings
     sampling: SamplingParams  # SGLang's own keep neither the seed nor what a temperature of 0 was
     traceparent: str | None
 
@@ -37,6 +38,7 @@ class Speculation(msgspec.Struct, frozen=True):
             mode=request.mode,
             kappa=request.kappa,
             shape=request.shape,
+            guards=request.guards,
             sampling=request.sampling,
             traceparent=request.traceparent,
         )
@@ -63,6 +65,7 @@ class ServedSequence(DraftedSequence):
             policy.signals(rule),
             asked.mode,
             asked.shape,
+            asked.guards,
             asked.traceparent,
         )
         self.req = req

@@ -21,7 +21,6 @@ from adaptivespec import tracing
 from adaptivespec.acceptance import Acceptance, outcomes
 from adaptivespec.cost import StepWork
 from adaptivespec.guards import Guards
-from adaptivespec.margin import promote
 from adaptivespec.policy import make_policy
 from adaptivespec.sglang.counts import Counts, StepSeconds
 from adaptivespec.sglang.graphs import WidthBuckets, bucket_widths
@@ -65,7 +64,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         self._device = torch.device(device, gpu_id) if device == "cuda" else torch.device(device)
         self._ranks = Ranks(get_parallel().tp_group)
         self._policy = make_policy(settings.policy)
-        self._guards = Guards.of(settings, lambda: load_tokenizer(settings.model.path))
+        self._guards = Guards(settings, load_tokenizer(settings.model.path))
         self._requests = Requests(settings, self._policy)
         self._buckets = WidthBuckets(runner)
         self._projector = head_projector(settings, self._device)
@@ -294,10 +293,8 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         sampling, starts = [s.sampling for s in sequences], [s.cached for s in sequences]
         target, gap = choose(logits, trees, sampling, starts)
         kappa = torch.tensor([s.kappa for s in sequences], device=self._device)
-        caps = self._guards.caps(sequences)
-        cap = None if caps is None else torch.tensor(caps, device=self._device)
-        allowed = self._guards.forbid(gap, trees.tokens, trees.parents, target)
-        predict, promoted = promote(trees.tokens, trees.parents, target, allowed, kappa, cap)
+        guards = self._guards.of_step(sequences, self._device)
+        predict, promoted = guards.promote(trees.tokens, trees.parents, target, gap, kappa)
         walked = walk(spec, self._ranks.agree(predict))
         plain = walked.plain()
         self._policy.verified(trees, plain.path, [s.signals.rule for s in sequences])

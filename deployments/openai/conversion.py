@@ -3,7 +3,7 @@
 import random
 from http import HTTPStatus
 
-from adaptivespec.config import check_shape
+from adaptivespec.config import check_guards, check_shape
 from adaptivespec.errors import ConfigError
 from adaptivespec.request import GenerationRequest
 from adaptivespec.sampling import SamplingParams
@@ -62,6 +62,7 @@ def generation_request(
         mode=speculation.mode,
         kappa=status.kappa if speculation.kappa is None else speculation.kappa,
         shape=speculation.shape,
+        guards=speculation.guards,
         traceparent=traceparent,
     )
 
@@ -121,6 +122,10 @@ def _check_speculation(speculation: Speculation, sampling: SamplingParams, statu
             f"speculation.kappa: {kappa} acts on drafted tokens, and mode is 'off'; 1 is allowed",
             "speculation.kappa",
         )
+    try:
+        check_guards(speculation, "speculation.")
+    except ConfigError as error:
+        raise invalid(str(error), "speculation.promotion_window") from error
     if shape is None:
         return
     if speculation.mode != "static":

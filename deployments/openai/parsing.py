@@ -5,6 +5,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
+from adaptivespec.config import TokenClass
 from adaptivespec.request import Mode
 from deployments.openai import neutral
 from deployments.openai.errors import ApiError, invalid, shown
@@ -12,8 +13,13 @@ from deployments.openai.requests import ChatBody, CompletionBody, Role
 
 Body = TypeVar("Body")
 
-ALLOWED = {"role": get_args(Role), "mode": get_args(Mode), "type": ("text",)}
-"""What msgspec's message on an enumeration leaves out, by the last key of its path."""
+ALLOWED = {
+    "role": get_args(Role),
+    "mode": get_args(Mode),
+    "type": ("text",),
+    "never_promote": get_args(TokenClass),
+}
+"""What msgspec's message on an enumeration leaves out, by the last name in its path."""
 
 
 def parse_chat(body: bytes) -> ChatBody:
@@ -85,7 +91,8 @@ def _explain(message: str, fields: dict[str, Any]) -> ApiError:
         return invalid(f"{shown(param)}: unknown parameter", param, "unknown_parameter")
     value: Any = fields
     key = ""
-    for key, index in re.findall(r"(\w+)|\[(\d+)\]", path):
-        value = value[int(index)] if index else value[key]
+    for name, index in re.findall(r"(\w+)|\[(\d+)\]", path):
+        value = value[int(index)] if index else value[name]
+        key = name or key
     allowed = f"; allowed: {', '.join(ALLOWED[key])}" if key in ALLOWED else ""
     return invalid(f"{path}: {shown(value)} is not allowed: {reason}{allowed}", path)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from adaptivespec.config import Kappa
+from adaptivespec.config import GuardSettings, Kappa
 from adaptivespec.request import Mode
 from adaptivespec.shape import Shape
 from deployments.openai.errors import invalid
@@ -42,8 +42,9 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
 
 
-class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
-    """How this request speculates. `kappa` and `shape` absent: the server's own."""
+class Speculation(GuardSettings, frozen=True, forbid_unknown_fields=True):
+    """How this request speculates. `kappa` and `shape` absent: the server's own. Guards hold beside
+    the server's own."""
 
     mode: Mode = "adaptive"
     kappa: Kappa | None = None

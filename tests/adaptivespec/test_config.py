@@ -79,6 +79,7 @@ def test_alternatives_are_told_apart_by_kind() -> None:
         ({"policy": {"kind": "goodput", "largest": [0, 0, 1]}}, ["policy.largest", "static"]),
         ({"max_promotions_per_window": -1}, ["max_promotions_per_window", "-1", ">= 0"]),
         ({"promotion_window": 5000}, ["promotion_window", "5000", "4096"]),
+        ({"promotion_window": 8}, ["promotion_window", "8", "max_promotions_per_window"]),
         ({"never_promote": ["numbers"]}, ["never_promote.0", "'numbers'", "digits, operators"]),
         ({"policy": {"kind": "dcs", "high": [9, 1, 10]}}, ["policy.high", "[8, 16, 64]"]),
     ],

@@ -8,7 +8,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from adaptivespec.config import LMSettings, Settings, load_settings
+from adaptivespec.config import UNGUARDED, GuardSettings, LMSettings, Settings, load_settings
 from adaptivespec.drafters.base import Drafter, Extension
 from adaptivespec.drafters.build import make_drafter
 from adaptivespec.errors import DrafterLost, Overloaded, RequestError
@@ -161,6 +161,22 @@ def test_no_promotion_beyond_the_windows_cap(folder: Path) -> None:
     origins = [origin for delta in deltas for origin in delta.origins]
     windows = [origins[i : i + 16].count(Origin.PROMOTED) for i in range(len(origins))]
     assert max(windows) == 2
+
+
+def test_requests_have_guards_of_their_own_in_one_batch(folder: Path) -> None:
+    """Under those of the engine, which a request cannot lift."""
+    system = LocalSystem.load(settings(folder, "lookup", max_promotions=2))
+    strict, one, wider = GuardSettings(max_promotions=0), GuardSettings(max_promotions=1), UNGUARDED
+    answers = system.generate(
+        [
+            request(PROMPTS[3], max_tokens=64, kappa=0.001, guards=guards)
+            for guards in (strict, one, wider)
+        ]
+    )
+    most = [max(d.origins.count(Origin.PROMOTED) for d in deltas) for deltas in answers]
+    assert most == [0, 1, 2]
+    (plain,) = system.generate([request(PROMPTS[3], max_tokens=64, mode="off")])
+    assert tokens(answers[0]) == tokens(plain)
 
 
 def test_requests_join_and_leave_at_any_step(folder: Path, plain: Plain) -> None:

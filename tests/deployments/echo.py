@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from adaptivespec.config import UNGUARDED
 from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
 from adaptivespec.shape import Shape
 from adaptivespec.tokenizer import Tokenizer
@@ -20,6 +21,7 @@ STATUS = Status(
     drafter_kind="none",
     policy="static",
     kappa=0.2,
+    guards=UNGUARDED,
     max_shape=Shape(8, 16, 64),
     target="ready",
     drafter="none",

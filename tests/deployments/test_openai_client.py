@@ -7,6 +7,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from adaptivespec.config import GuardSettings
 from adaptivespec.errors import Overloaded, RequestError, TargetLost
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.shape import Shape
@@ -102,7 +103,8 @@ def test_parameters_reach_the_backend(client: OpenAI, echo: Echo) -> None:
         extra_body={
             "top_k": 40,
             "min_p": 0.05,
-            "speculation": {"mode": "static", "kappa": 0.5, "shape": [3, 4, 4]},
+            "speculation": {"mode": "static", "kappa": 0.5, "shape": [3, 4, 4]}
+            | {"max_promotions": 1},
         },
     )
     [request] = echo.requests
@@ -110,6 +112,7 @@ def test_parameters_reach_the_backend(client: OpenAI, echo: Echo) -> None:
     assert request.stop == ("\n", ".")
     assert request.max_tokens == 4
     assert (request.mode, request.kappa, request.shape) == ("static", 0.5, Shape(3, 4, 4))
+    assert request.guards == GuardSettings(max_promotions=1)
 
 
 def test_defaults(client: OpenAI, echo: Echo) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptivespec.config import UNGUARDED, GuardSettings
 from adaptivespec.request import GenerationRequest
 from adaptivespec.shape import Shape
 from adaptivespec.tokenizer import Tokenizer
@@ -288,6 +289,37 @@ def test_a_shape_needs_the_static_mode(tokenizer: Tokenizer) -> None:
     for mode in ("adaptive", "off"):
         detail = refusal(chat, tokenizer, speculation=static | {"mode": mode})
         assert detail.param == "speculation.shape"
+
+
+def test_guards_are_those_of_the_settings(tokenizer: Tokenizer) -> None:
+    asked = {"max_promotions": 0, "never_promote": ["digits"]}
+    assert chat(tokenizer, speculation=asked).guards == GuardSettings(
+        max_promotions=0, never_promote=("digits",)
+    )
+    window = {"max_promotions_per_window": 2, "promotion_window": 16}
+    assert completion(tokenizer, speculation=window).guards == GuardSettings(
+        max_promotions_per_window=2, promotion_window=16
+    )
+    assert chat(tokenizer, speculation={"kappa": 1}).guards == UNGUARDED
+
+
+@pytest.mark.parametrize(
+    ("guards", "param", "allowed"),
+    [
+        ({"max_promotions": -1}, "max_promotions", ">= 0"),
+        ({"max_promotions_per_window": "2"}, "max_promotions_per_window", "int"),
+        ({"promotion_window": 5000}, "promotion_window", "4096"),
+        ({"promotion_window": 8}, "promotion_window", "max_promotions_per_window"),
+        ({"never_promote": ["digits", "verbs"]}, "never_promote[1]", "digits, operators"),
+    ],
+)
+def test_mistaken_guards_are_named(
+    tokenizer: Tokenizer, guards: dict[str, Any], param: str, allowed: str
+) -> None:
+    detail = refusal(chat, tokenizer, speculation=guards)
+    assert detail.param == f"speculation.{param}"
+    assert detail.message.startswith(f"speculation.{param}: ")
+    assert allowed in detail.message
 
 
 JSON = st.recursive(

@@ -85,6 +85,33 @@ def test_the_margin_rule_promotes_where_it_may(server: Server) -> None:
     assert answer.choices[0].text != reference("Once upon a time", TOKENS).text
 
 
+def test_a_request_limits_its_promotions(server: Server) -> None:
+    """With none allowed, or none that could be, the answer is the target's own."""
+    prompt, lossy = "Once upon a time", {"mode": "static", "kappa": 1e-6, "shape": [3, 1, 4]}
+
+    def ask(**guards: object) -> tuple[str, int, int]:
+        answer = server.client("lm").completions.create(
+            model=MODEL,
+            prompt=prompt,
+            temperature=0,
+            max_tokens=TOKENS,
+            extra_body={"speculation": lossy | guards},
+        )
+        assert answer.usage is not None
+        speculation = answer.usage.speculation  # type: ignore[attr-defined]
+        return answer.choices[0].text, speculation["promoted_tokens"], speculation["steps"]
+
+    text, promoted, _ = ask(max_promotions=0)
+    assert (text, promoted) == (reference(prompt, TOKENS).text, 0)
+    _, promoted, steps = ask(max_promotions=1)
+    assert 0 < promoted <= steps
+    _, promoted, _ = ask(max_promotions_per_window=1, promotion_window=2 * TOKENS)
+    assert promoted == 1
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(never_promote=["verbs"])
+    assert caught.value.param == "speculation.never_promote[0]"
+
+
 # -- ends within an accepted run ------------------------------------------------------------------
 
 

@@ -162,6 +162,11 @@ def test_a_request_chooses_its_speculation(client: openai.OpenAI) -> None:
     assert (plain["steps"], plain["drafted_tokens"]) == (TOKENS - 1, 0)
     lossy = speculation(client, "Once upon a time", mode="static", kappa=1e-6, shape=[3, 1, 4])
     assert 0 < lossy["promoted_tokens"] <= lossy["accepted_tokens"]
+    guards = {"max_promotions_per_window": 1, "promotion_window": 2 * TOKENS}
+    guarded = speculation(
+        client, "Once upon a time", mode="static", kappa=1e-6, shape=[3, 1, 4], **guards
+    )
+    assert guarded["promoted_tokens"] == 1 < lossy["promoted_tokens"]
 
 
 def test_what_cannot_be_served_is_refused(server: Server, client: openai.OpenAI) -> None:

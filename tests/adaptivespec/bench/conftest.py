@@ -79,6 +79,7 @@ class Served:
             drafter_kind=settings.drafter_kind,
             policy=settings.policy_kind,
             kappa=settings.kappa,
+            guards=settings.guards,
             max_shape=settings.max_shape,
             target="ready",
             drafter="ready",
