@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from adaptivespec.bench import extra
 from adaptivespec.bench.arms import Arm
 from adaptivespec.bench.records import Answer, Counts, Outcome
 from adaptivespec.bench.runner import Options
 from adaptivespec.bench.sets import Item
+from adaptivespec.config import UNGUARDED
 from adaptivespec.errors import AdaptiveSpecError
 
 TIMEOUT_S = 3600.0  # of one answer; a slow machine with a long one is no error
@@ -152,6 +155,8 @@ def _extensions(arm: Arm, options: Options) -> dict[str, Any]:
             speculation["kappa"] = arm.kappa
         if arm.shape is not None:
             speculation["shape"] = list(arm.shape)
+        if arm.guards not in (None, UNGUARDED):
+            speculation |= msgspec.to_builtins(arm.guards)
         body["speculation"] = speculation
     return body
 

@@ -121,6 +121,7 @@ class InProcess:
                 settings,
                 drafter=None if plain else settings.drafter,
                 policy=arm.policy or settings.policy,
+                **msgspec.structs.asdict(arm.guards or settings.guards),
             )
             self._systems[arm.name] = LocalSystem(
                 settings, self._engine(settings), self._tokenizer, self._drafter(settings)

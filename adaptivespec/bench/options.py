@@ -22,6 +22,10 @@ examples:
   adaptivespec bench out --set gsm8k:50 --kappa 1 --kappa 0.45 --shape 5,4,16 \\
       --policy '{kind: dcs, scale: 0.7}'
 
+  # what limits to lossy acceptance cost in speed, and give back in answers
+  adaptivespec bench out --set gsm8k:100 --kappa 0.2 --guard none --guard '{max_promotions: 1}' \\
+      --guard '{never_promote: [digits, operators]}'
+
   # a running server, by requests at once, beside another one
   adaptivespec bench out --url http://127.0.0.1:8000/v1 --peer vllm=http://127.0.0.1:8001/v1 \\
       --set gsm8k:64 --concurrency 1,2,4,8,16
@@ -44,6 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for all that is written")
+    _add_prompts(parser)
+    _add_runners(parser)
+    _add_arms(parser)
+    _add_sweep(parser)
+    _add_measuring(parser)
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prompts")
     group.add_argument(
         "--set",
@@ -74,6 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ignore-eos", action="store_true", help="go on to --max-tokens, for equal lengths"
     )
+
+
+def _add_runners(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what answers")
     group.add_argument(
         "--config", type=Path, metavar="FILE", help="settings of a serve_config.yaml; in process"
@@ -94,10 +109,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=URL",
         help="another OpenAI endpoint as one more arm; may be given several times",
     )
+
+
+def _add_arms(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "arms",
-        "Plain decoding, and each static shape and policy with each kappa and drafter. The first "
-        "four may be given several times.",
+        "Plain decoding, and each static shape and policy with each kappa and drafter, and below "
+        "kappa 1 with each guard. All may be given several times.",
     )
     group.add_argument(
         "--shape",
@@ -125,12 +143,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="margin rule; 1 is lossless; default: 1 and 0.2",
     )
     group.add_argument(
+        "--guard",
+        action="append",
+        type=_unless_none(str),
+        dest="guards",
+        metavar="GUARD",
+        help="what limits promotions: a mapping of max_promotions, max_promotions_per_window, "
+        "promotion_window and never_promote as in serve_config.yaml; default: the settings' own; "
+        "none: the unguarded rule, which shows what the others cost",
+    )
+    group.add_argument(
         "--drafter",
         action="append",
         dest="drafters",
         metavar="KIND[:PATH]",
         help="lookup, eagle3[:PATH] or lm:PATH; default: the settings' own",
     )
+
+
+def _add_sweep(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sweep")
     group.add_argument(
         "--sweep",
         action="store_true",
@@ -142,7 +174,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.shape,
         dest="sweep_shapes",
         metavar="DEPTH,WIDTH,NODES",
-        help="what to try, in the place of a list from 1,1,2 to 5,8,60",
+        help="what to try, in the place of a list from 1,1,2 to 5,8,60; may be given several times",
     )
     group.add_argument(
         "--sweep-prompts",
@@ -150,6 +182,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="in each round; default: 4",
     )
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measuring")
     group.add_argument(
         "--concurrency",

@@ -20,17 +20,23 @@ same end as those of `{baseline}`; for sets without right answers, that are the 
 share of answers that were not cut off at {max_tokens} tokens. "{none}": not reported, or not
 defined."""
 
+GUARDS = """\
+What guards cost and bring: *to unguarded* is the ratio of speeds to the same arm without guards,
+*gained* what the share in front of it is above that arm's, in percentage points."""
+
 
 def report(
     plan: Plan,
     starts: Sequence[Mapping[str, Any]],
     cells: Sequence[Cell],
     baseline: str,
+    unguarded: Mapping[str, str | None],
     found: Mapping[str, Found],
     figures: Sequence[tuple[str, str]],
     status: Mapping[str, Any] | None,
 ) -> str:
-    """All of it. `starts`: the provenance of each start of the run."""
+    """All of it. `starts`: the provenance of each start of the run; `unguarded`: as of
+    `arms.without_guards`."""
     parts = ["# Benchmark", _setting(plan, starts), "## Results", table.overview(cells, baseline)]
     pairs = "prompts" if max(plan.concurrency) == 1 else "prompts, or blocks of them at once"
     parts += [f"![{caption}]({file})\n\n*{caption}.*" for file, caption in figures]
@@ -40,6 +46,8 @@ def report(
         title = f"### {name}" + (f", {at_once} at once" if max(plan.concurrency) > 1 else "")
         parts += [title, table.speed(chosen, baseline), table.answers(chosen)]
         parts += [table.drafting(chosen)]
+        if unguarded:
+            parts += [textwrap.fill(GUARDS, 100), table.guards(chosen, unguarded)]
         if any(c.step for c in chosen):
             parts += [table.steps(chosen)]
     parts += [_sweep(plan, found)] if found else []

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from adaptivespec.bench.arms import PLAIN, Arm, static_arm
+from adaptivespec.bench.arms import PLAIN, STRICT, Arm, Rule, static_arm
 from adaptivespec.bench.provenance import provenance
 from adaptivespec.bench.records import Journal, Outcome, read_json, write_json
 from adaptivespec.bench.runner import Options, Runner
@@ -39,7 +39,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     peers: dict[str, dict[str, Any]]  # by URL
     arms: list[Arm]
     drafters: list[str | None]  # that the sweep looks for shapes for
-    kappas: list[float]  # that the shape it finds is measured with
+    rules: list[Rule]  # that the shape it finds is measured with
     sets: list[PromptSet]
     sweep: Sweep | None
     concurrency: list[int]
@@ -94,7 +94,7 @@ class Run:
         total = len(plan.drafters) * turns(len(sweep.shapes), sweep.per_round, lowest)
         with tqdm(total=total, desc="sweep", unit="turn") as bar:
             for drafter in plan.drafters:
-                tried = [static_arm(shape, 1.0, drafter) for shape in sweep.shapes]
+                tried = [static_arm(shape, STRICT, drafter) for shape in sweep.shapes]
                 results = halve(
                     tried, sweep.items, sweep.per_round, lowest, lambda job: self._take(job, bar)
                 )
@@ -104,7 +104,7 @@ class Run:
                 ordered = {arm.name: rate for arm, rate in reversed(rates.items())}
                 found[drafter or ""] = Found(winner.name, ordered)
                 if winner.shape is not None:
-                    arms += [static_arm(winner.shape, kappa, drafter) for kappa in plan.kappas]
+                    arms += [static_arm(winner.shape, rule, drafter) for rule in plan.rules]
         return list({arm.name: arm for arm in arms}.values()), best, found
 
     def measure(self, arms: Sequence[Arm]) -> None:
@@ -115,14 +115,16 @@ class Run:
             for job in jobs:
                 self._take(job, bar)
 
-    def summarise(self, scorers: Mapping[str, Scorer], baseline: str) -> list[Cell]:
+    def summarise(
+        self, scorers: Mapping[str, Scorer], baseline: str, unguarded: Mapping[str, str | None]
+    ) -> list[Cell]:
         """Score what was measured."""
         judge = Judge(self._plan.sets, scorers)
         records = list(self._journal.records("measure"))
         for turn, outcome in tqdm(records, desc="score", unit="turn"):
             for answer in outcome.answers:
                 judge.correct(turn.set, answer)
-        return summarise(records, judge, baseline)
+        return summarise(records, judge, baseline, unguarded)
 
     def _take(self, job: Job, bar: Any) -> Outcome:
         turn = job.turn

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,8 +22,9 @@ ALL = "all"
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """An arm on a set. Times are seconds. None: not reported, or not defined.
 
-    tokens_per_s: of all requests together. vs_plain, vs_baseline: its ratio to that of plain
-    decoding and of the baseline, on the same prompts. accepted_at[d]: share of steps that accepted
+    tokens_per_s: of all requests together. vs_plain, vs_baseline, vs_unguarded: its ratio to that
+    of plain decoding, of the baseline, and of the same arm without guards of its own, on the same
+    prompts. accepted_at[d]: share of steps that accepted
     a token at position d + 1. accuracy, and recovery: its ratio to the baseline's. agreement: share
     of the `compared` answers that come to the baseline's end. ended: share of answers that ended by
     themselves. time_per_token: of an answer behind its first token. gap: between deliveries.
@@ -36,6 +38,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float
     vs_plain: Ratio | None
     vs_baseline: Ratio | None
+    vs_unguarded: Ratio | None
     acceptance_length: float | None
     drafted_per_step: float | None
     promoted_per_step: float | None
@@ -81,9 +84,14 @@ class Judge:
 Group = dict[Turn, Outcome]
 
 
-def summarise(records: Iterable[tuple[Turn, Outcome]], judge: Judge, baseline: str) -> list[Cell]:
+def summarise(
+    records: Iterable[tuple[Turn, Outcome]],
+    judge: Judge,
+    baseline: str,
+    unguarded: Mapping[str, str | None] = MappingProxyType({}),
+) -> list[Cell]:
     """Cells in the order of first appearance of set and concurrency, then of arm names; those of
-    all sets together last, where there are several."""
+    all sets together last, where there are several. `unguarded`: as of `arms.without_guards`."""
     groups: dict[tuple[str, int], dict[str, Group]] = defaultdict(lambda: defaultdict(dict))
     for turn, outcome in records:
         groups[turn.set, turn.concurrency][turn.arm][turn] = outcome
@@ -92,14 +100,20 @@ def summarise(records: Iterable[tuple[Turn, Outcome]], judge: Judge, baseline: s
             for arm, group in arms.items():
                 groups[ALL, concurrency][arm] |= group
     return [
-        _cell(name, concurrency, arm, arms, judge, baseline)
+        _cell(name, concurrency, arm, arms, judge, baseline, unguarded.get(arm))
         for (name, concurrency), arms in groups.items()
         for arm in arms
     ]
 
 
 def _cell(
-    name: str, concurrency: int, arm: str, arms: Mapping[str, Group], judge: Judge, baseline: str
+    name: str,
+    concurrency: int,
+    arm: str,
+    arms: Mapping[str, Group],
+    judge: Judge,
+    baseline: str,
+    unguarded: str | None,
 ) -> Cell:
     group = arms[arm]
     answers = [answer for outcome in group.values() for answer in outcome.answers]
@@ -116,6 +130,7 @@ def _cell(
         tokens_per_s=tokens / sum(outcome.seconds for outcome in group.values()),
         vs_plain=_speed_ratio(group, arms.get(PLAIN)),
         vs_baseline=_speed_ratio(group, arms.get(baseline)),
+        vs_unguarded=_speed_ratio(group, arms.get(unguarded)) if unguarded else None,
         acceptance_length=1 + sum(c.accepted_tokens for c in counts) / steps if steps else None,
         drafted_per_step=sum(c.drafted_tokens for c in counts) / steps if steps else None,
         promoted_per_step=sum(c.promoted_tokens for c in counts) / steps if steps else None,

@@ -1,6 +1,6 @@
 """Tables in Markdown that line up on a terminal too."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from adaptivespec.bench.statistics import Percentiles, Ratio
 from adaptivespec.bench.summary import Cell
@@ -24,6 +24,11 @@ def number(value: float | None, digits: int = 2) -> str:
 
 def percent(value: float | None) -> str:
     return NONE if value is None else f"{100 * value:.1f} %"
+
+
+def points(value: float | None, other: float | None) -> str:
+    """By how many percentage points a share is above another."""
+    return NONE if value is None or other is None else f"{100 * (value - other):+.1f}"
 
 
 def ratio(value: Ratio | None) -> str:
@@ -116,6 +121,30 @@ def answers(cells: Sequence[Cell]) -> str:
         ]
         for c in cells
     ]
+    return table(head, rows)
+
+
+def guards(cells: Sequence[Cell], unguarded: Mapping[str, str | None]) -> str:
+    """What guards cost in speed and give back in answers, beside the same arm without any;
+    `unguarded`: as of `arms.without_guards`."""
+    by_arm = {c.arm: c for c in cells}
+    head = ["arm", "tokens/s", "to unguarded", "promoted/step"]
+    head += ["accuracy", "gained", "agreement", "gained"]
+    rows = []
+    for c in (c for c in cells if c.arm in unguarded):
+        free = by_arm.get(unguarded[c.arm] or "")
+        rows.append(
+            [
+                c.arm,
+                number(c.tokens_per_s, 1),
+                ratio(c.vs_unguarded),
+                number(c.promoted_per_step, 3),
+                percent(c.accuracy),
+                points(c.accuracy, free.accuracy if free else None),
+                percent(c.agreement),
+                points(c.agreement, free.agreement if free else None),
+            ]
+        )
     return table(head, rows)
 
 

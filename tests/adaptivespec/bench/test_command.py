@@ -6,12 +6,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from adaptivespec.bench.arms import STRICT, Rule
+from adaptivespec.bench.choices import check_unguarded
 from adaptivespec.cli import main
+from adaptivespec.config import UNGUARDED, GuardSettings
+from adaptivespec.errors import ConfigError
 
 pytest.importorskip("matplotlib", reason="needs the extra `bench`")
 pytest.importorskip("openai", reason="needs the extra `bench`")
+
+
+GUARDED = msgspec.json.decode(msgspec.json.encode(GuardSettings(max_promotions=3)))
 
 
 @pytest.fixture
@@ -124,6 +132,53 @@ def test_a_server_and_a_peer_by_requests_at_once(tmp_path: Path, prompts: Path, 
     assert "ladder.svg" in (out / "report.md").read_text()
 
 
+def test_what_guards_cost_and_bring(tmp_path: Path, prompts: Path) -> None:
+    """Without promotions every answer is the strict one, and agrees with it."""
+    out = tmp_path / "out"
+    args = ["bench", str(out), "--dtype=float32", "--set", f"gsm8k={prompts}:2", "--max-tokens=16"]
+    args += ["--policy=none", "--kappa=1", "--kappa=0.01", "--guard=none"]
+    assert main([*args, "--guard={max_promotions: 0}"]) == 0
+    cells = {cell["arm"]: cell for cell in results(out)["cells"]}
+    strict, lossy = "static 3,4,4 strict", "static 3,4,4 kappa 0.01"
+    assert set(cells) == {"plain", strict, f"{lossy} unguarded", f"{lossy} 0 a step"}
+    free, guarded = cells[f"{lossy} unguarded"], cells[f"{lossy} 0 a step"]
+    assert free["promoted_per_step"] > guarded["promoted_per_step"] == 0
+    assert free["agreement"] < guarded["agreement"] == 1
+    assert free["vs_unguarded"]["value"] == 1
+    assert guarded["vs_unguarded"]["value"] > 0
+    assert cells[strict]["vs_unguarded"] is None
+    report = (out / "report.md").read_text()
+    (table,) = re.findall(r"\| arm +\| tokens/s +\| to unguarded.*?\n\n", report, re.DOTALL)
+    assert re.search(r"0 a step .* \| 0\.000 .* \| 100\.0 % +\| \+\d+\.0 ", table)
+    assert strict not in table
+
+
+def test_a_server_is_asked_for_guards(tmp_path: Path, prompts: Path, url: str) -> None:
+    out = tmp_path / "out"
+    args = ["bench", str(out), "--url", url, "--set", f"gsm8k={prompts}:2", "--max-tokens=8"]
+    args += ["--shape=none", "--guard=none", "--guard={max_promotions: 1}"]
+    assert main(args) == 0
+    names = {cell["arm"] for cell in results(out)["cells"]}
+    lossy = {f"adaptive kappa 0.2 {guards}" for guards in ("unguarded", "1 a step")}
+    assert names == {"plain", "adaptive strict", *lossy}
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({"guards": GUARDED}, "{.max_promotions.: 3}"),
+        ({"model": "of another program"}, "does not say"),
+        (None, "does not say"),
+    ],
+)
+def test_no_request_is_unguarded_on_a_guarded_server(
+    status: dict[str, Any] | None, said: str
+) -> None:
+    check_unguarded([STRICT, Rule(0.2, GuardSettings(max_promotions=1))], status)
+    with pytest.raises(ConfigError, match=f"--guard none: .*{said}"):
+        check_unguarded([STRICT, Rule(0.2, UNGUARDED)], status)
+
+
 @pytest.mark.parametrize(
     ("args", "named"),
     [
@@ -134,6 +189,13 @@ def test_a_server_and_a_peer_by_requests_at_once(tmp_path: Path, prompts: Path, 
         (["--shape=9,1,10"], "[8, 16, 64]"),
         (["--policy=best"], "dcs"),
         (["--policy={kind: dcs, scale: 0}"], "scale"),
+        (["--guard={max_promotion: 1}"], "max_promotion`; allowed: max_promotions, max_"),
+        (["--guard={max_promotions: -1}"], "max_promotions: -1 is not allowed"),
+        (["--guard={never_promote: [verbs]}"], "digits, operators"),
+        (["--guard={promotion_window: 8}"], "max_promotions_per_window"),
+        (["--guard={}"], "limits nothing; 'none'"),
+        (["--guard=strict"], "--guard 'strict'"),
+        (["--guard={max_promotions: 1}", "--kappa=1"], "--guard: limits promotions"),
         (["--drafter=none"], "--drafter"),
         (["--drafter=medusa"], "lookup"),
         (["--concurrency=99"], "99"),

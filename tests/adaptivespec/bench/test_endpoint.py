@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from adaptivespec.bench.arms import Arm, adaptive_arm, static_arm
+from adaptivespec.bench.arms import Arm, Rule, adaptive_arm, static_arm
 from adaptivespec.bench.endpoint import Endpoint, EndpointError
 from adaptivespec.bench.in_process import InProcess
 from adaptivespec.bench.runner import Options
@@ -16,7 +16,7 @@ from tests.smollm2 import PROMPTS
 ITEMS = [Item(i, text) for i, text in enumerate(PROMPTS[:4])]
 OPTIONS = Options(max_tokens=24, ignore_eos=True)
 PLAIN, PEER = Arm(name="plain"), Arm(name="other", peer="http://other/v1")
-ARMS = [PLAIN, static_arm(Shape(3, 1, 4), 1.0), adaptive_arm("adaptive", None, 0.05)]
+ARMS = [PLAIN, static_arm(Shape(3, 1, 4)), adaptive_arm("adaptive", None, Rule(0.05))]
 
 
 @pytest.fixture

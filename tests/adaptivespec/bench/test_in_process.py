@@ -7,12 +7,19 @@ import msgspec
 import pytest
 import torch
 
-from adaptivespec.bench.arms import Arm, adaptive_arm, static_arm
+from adaptivespec.bench.arms import STRICT, Arm, Rule, adaptive_arm, static_arm
 from adaptivespec.bench.in_process import InProcess, reached
 from adaptivespec.bench.records import Outcome
 from adaptivespec.bench.runner import Options
 from adaptivespec.bench.sets import Item
-from adaptivespec.config import DCSPolicy, LookupSettings, Settings, load_settings
+from adaptivespec.config import (
+    UNGUARDED,
+    DCSPolicy,
+    GuardSettings,
+    LookupSettings,
+    Settings,
+    load_settings,
+)
 from adaptivespec.errors import ConfigError
 from adaptivespec.models.decoder import Decoder
 from adaptivespec.request import Delta, Origin
@@ -20,9 +27,9 @@ from adaptivespec.shape import Shape
 from tests.smollm2 import PROMPTS
 
 PLAIN = Arm(name="plain")
-CHAIN = static_arm(Shape(3, 1, 4), 1.0)
-ADAPTIVE = adaptive_arm("dcs", DCSPolicy(), 1.0)
-LOSSY = adaptive_arm("dcs", DCSPolicy(), 0.05)
+CHAIN = static_arm(Shape(3, 1, 4))
+ADAPTIVE = adaptive_arm("dcs", DCSPolicy())
+LOSSY = adaptive_arm("dcs", DCSPolicy(), Rule(0.05))
 ITEMS = [Item(i, text) for i, text in enumerate(PROMPTS[:3])]
 
 
@@ -104,21 +111,43 @@ class TestThePackagedModel:
         args = {"model": {"dtype": "float32"}, "target": {"compute": {"threads": 1}}}
         eagle = load_settings(args)
         lookup = msgspec.structs.replace(eagle, drafter=LookupSettings())
-        return InProcess({"eagle3": eagle, "lookup": lookup}, ITEMS, 16, 2)
+        window = GuardSettings(max_promotions_per_window=1, promotion_window=64)
+        guarded = msgspec.structs.replace(eagle, **msgspec.structs.asdict(window))
+        settings: dict[str | None, Settings] = {"eagle3": eagle, "lookup": lookup, "guarded": guarded}
+        return InProcess(settings, ITEMS, 16, 2)
 
     def test_every_drafter_is_lossless(self, runner: InProcess) -> None:
         options = Options(max_tokens=16)
         plain = texts(runner.run(PLAIN, ITEMS[:2], 2, options))
         for drafter in self.DRAFTERS:
-            arm = adaptive_arm("dcs", DCSPolicy(), 1.0, drafter)
+            arm = adaptive_arm("dcs", DCSPolicy(), STRICT, drafter)
             assert texts(runner.run(arm, ITEMS[:2], 2, options)) == plain
 
     def test_a_lossy_arm_promotes(self, runner: InProcess) -> None:
-        lossy = static_arm(Shape(5, 4, 16), 0.05, "eagle3")
+        lossy = static_arm(Shape(5, 4, 16), Rule(0.05), "eagle3")
         outcome = runner.run(lossy, ITEMS[:1], 1, Options(max_tokens=16))
         counts = outcome.answers[0].counts
         assert counts is not None
         assert 0 < counts.promoted_tokens <= counts.accepted_tokens
+
+    def test_an_arm_has_guards_of_its_own_in_the_place_of_the_settings(
+        self, runner: InProcess
+    ) -> None:
+        options = Options(max_tokens=16)
+        (plain,) = texts(runner.run(PLAIN, ITEMS[:1], 1, options))
+        promoted = {}
+        for name, guards in {
+            "as in the settings": None,
+            "strict": GuardSettings(max_promotions=0),
+            "unguarded": UNGUARDED,
+        }.items():
+            arm = static_arm(Shape(5, 4, 16), Rule(0.05, guards), "guarded")
+            (answer,) = runner.run(arm, ITEMS[:1], 1, options).answers
+            assert answer.counts is not None
+            promoted[name] = answer.counts.promoted_tokens
+            assert (answer.text == plain) == (name == "strict")
+        assert promoted["strict"] == 0
+        assert promoted["as in the settings"] == 1 < promoted["unguarded"]
 
     def test_the_weights_are_there_once(self, runner: InProcess) -> None:
         decoders = [d for d in gc.get_objects() if type(d) is Decoder]

@@ -4,37 +4,14 @@ from collections import Counter
 
 import pytest
 
-from adaptivespec.bench.arms import Arm, grid
+from adaptivespec.bench.arms import Arm
 from adaptivespec.bench.schedule import blocks, check_ladder, schedule
 from adaptivespec.bench.sets import Item, PromptSet
-from adaptivespec.config import DCSPolicy
 from adaptivespec.errors import ConfigError
-from adaptivespec.shape import Shape
 
 ITEMS = [Item(i, f"prompt {i}") for i in range(20)]
 SETS = [PromptSet("a", "text", ITEMS, []), PromptSet("b", "text", ITEMS[:6], [])]
 ARMS = [Arm(name=name) for name in "xyz"]
-
-
-def test_the_grid_is_trees_by_rules_and_plain_decoding() -> None:
-    arms = grid([Shape(3, 4, 4)], [("dcs", DCSPolicy())], [0.2, 1.0], [None])
-    assert [arm.name for arm in arms] == [
-        "plain",
-        "static 3,4,4 strict",
-        "dcs strict",
-        "static 3,4,4 kappa 0.2",
-        "dcs kappa 0.2",
-    ]
-    assert [arm.mode for arm in arms] == ["off", "static", "adaptive", "static", "adaptive"]
-    assert [arm.kappa for arm in arms[1:]] == [1, 1, 0.2, 0.2]
-
-
-def test_drafters_are_told_apart_by_name() -> None:
-    arms = grid([Shape(3, 1, 4)], [], [1.0], ["lookup", "eagle3"])
-    assert [arm.name for arm in arms[1:]] == [
-        "lookup: static 3,1,4 strict",
-        "eagle3: static 3,1,4 strict",
-    ]
 
 
 def test_one_at_a_time_each_prompt_is_a_block() -> None:

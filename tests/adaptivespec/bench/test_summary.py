@@ -128,6 +128,13 @@ def test_sets_are_told_apart_and_taken_together() -> None:
     assert (found[ALL, "fast"].agreement, found[ALL, "fast"].compared) == (1 / 3, 3)
 
 
+def test_an_arm_is_held_against_the_same_one_without_guards() -> None:
+    unguarded = {"fast": "plain", "plain": None}
+    found = {c.arm: c for c in summarise(RECORDS, JUDGE, "fast", unguarded)}
+    assert found["fast"].vs_unguarded == found["fast"].vs_plain
+    assert found["plain"].vs_unguarded is None
+
+
 def test_levels_of_concurrency_are_never_mixed() -> None:
     twice = RECORDS + [
         (t._replace(concurrency=4), Outcome(o.seconds / 2, o.answers)) for t, o in RECORDS

@@ -32,7 +32,7 @@ class Machine:
 
 
 def arms(count: int) -> list[Arm]:
-    return [static_arm(Shape(1, 1, nodes), 1.0) for nodes in range(2, count + 2)]
+    return [static_arm(Shape(1, 1, nodes)) for nodes in range(2, count + 2)]
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 16])
