@@ -37,16 +37,13 @@ def decode(
         m = claim(counters, 0, rows, rank)
     phase = finish(counters, 0, done, rows)
     for layer in range(len(layers.qkv)):
-        kept = -1
-        for a in range(len(aux_layers)):
-            if aux_layers[a] == layer:
-                kept = a
         done = 0
         m = claim(counters, phase, rows, rank)
         while m < rows:
             normalise(x[m], layers.input_norm[layer], sizes.eps, buffers.normed[m, : sizes.hidden])
-            if kept >= 0:
-                _narrow_row(x[m], aux[m, kept])
+            for a in range(len(aux_layers)):
+                if aux_layers[a] == layer:
+                    _narrow_row(x[m], aux[m, a])
             done += 1
             m = claim(counters, phase, rows, rank)
         phase = finish(counters, phase, done, rows)

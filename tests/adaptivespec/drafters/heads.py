@@ -13,7 +13,7 @@ from torch import Tensor
 Layout = Literal["standard", "speculators"]
 Weights = dict[str, Tensor]
 
-HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, EPS = 32, 48, 4, 2, 8, 1e-5
+HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, EPS = 32, 48, 4, 2, 16, 1e-5
 VOCAB, DRAFT_VOCAB = 384, 64
 
 
