@@ -91,6 +91,14 @@ def linear(counters: Counters, x: Any, w: Any, bias: Any, out: Any, tile: Any, r
     project(counters, 0, len(x), x, w, bias, out, tile[rank], False, rank)
 
 
+@njit(nogil=True, cache=True)
+def rms_norm(x: Any, weight: Any, eps: float, wide: Any, out: Any) -> None:
+    """`normalise` for rows of elements x [R, H], in one thread; `wide`: float32 [H]."""
+    for m in range(len(x)):
+        _widen_row(x[m], wide)
+        normalise(wide, weight, eps, out[m])
+
+
 @njit(nogil=True)
 def _widen_row(x: Any, out: Any) -> None:
     for i in range(len(x)):

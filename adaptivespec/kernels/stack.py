@@ -31,12 +31,16 @@ def team() -> Team:
     return _team(torch.get_num_threads())
 
 
-def compiles(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there are kernels for such layers: on a CPU, in bfloat16 or float32, of sizes that
-    fill vectors."""
-    sizes = (config.hidden_size, config.intermediate_size, config.head_dim)
-    whole = all(size % LANES == 0 for size in sizes)
-    return device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and whole
+def compiles(dtype: torch.dtype, device: torch.device, *sizes: int) -> bool:
+    """Whether there are kernels: on a CPU, in bfloat16 or float32, for sizes that fill vectors."""
+    known = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32)
+    return known and all(size % LANES == 0 for size in sizes)
+
+
+def compiles_layers(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there are kernels for such layers."""
+    sizes = config.hidden_size, config.intermediate_size, config.head_dim
+    return compiles(dtype, device, *sizes)
 
 
 class Linear:
@@ -55,6 +59,19 @@ class Linear:
         arrays = as_array(x.contiguous()), self._weight, self._bias, out.numpy(), self._tile
         self._team.run(passes.linear, self._counters, *arrays)
         return out[:, : self._out]
+
+
+class RMSNorm:
+    """x [R, H] / rms(x) * weight."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._weight, self._eps = weight.float().numpy(), eps
+        self._wide = np.empty_like(self._weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        passes.rms_norm(as_array(x), self._weight, self._eps, self._wide, as_array(out))
+        return out
 
 
 class Stack:

@@ -12,7 +12,7 @@ from adaptivespec.engine.cache import KVCache
 from adaptivespec.errors import ConfigError
 from adaptivespec.kernels import passes
 from adaptivespec.kernels.linear import as_array
-from adaptivespec.kernels.stack import Stack, compiles
+from adaptivespec.kernels.stack import Stack, compiles_layers
 from adaptivespec.models.attention import Packing, Segment
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.layers import MLP, RMSNorm, SelfAttention, Weights, make_linear
@@ -64,7 +64,9 @@ class Decoder:
                 ready(weights["model.norm.weight"]),
             )
             rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling, dtype, device)
-            layers = _CompiledLayers if compiles(config, dtype, self.device) else _TorchLayers
+            layers = (
+                _CompiledLayers if compiles_layers(config, dtype, self.device) else _TorchLayers
+            )
             self._layers = layers(config, *parts, rope)
 
     def new_cache(self, tokens: int, state_size: int = 0) -> KVCache:

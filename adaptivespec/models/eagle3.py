@@ -15,12 +15,12 @@ from torch import Tensor
 from adaptivespec.engine.cache import KVCache
 from adaptivespec.kernels import passes
 from adaptivespec.kernels.linear import as_array
-from adaptivespec.kernels.stack import Stack, compiles
+from adaptivespec.kernels.stack import Stack, compiles_layers
 from adaptivespec.models.attention import Packing, Segment
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.eagle3_config import HeadConfig, read_head_config
 from adaptivespec.models.eagle3_weights import EMBEDDING, load_head_weights, load_projector_weights
-from adaptivespec.models.layers import MLP, RMSNorm, SelfAttention, Weights, make_linear
+from adaptivespec.models.layers import MLP, RMSNorm, SelfAttention, Weights, make_linear, make_norm
 from adaptivespec.models.loading import load_model
 from adaptivespec.models.rope import Rope
 from adaptivespec.models.sources import resolve
@@ -35,9 +35,9 @@ class StateProjector:
         self.state_size = config.layer.hidden_size
         eps = config.layer.rms_norm_eps
         self._fc = make_linear(weights["fc.weight"])
-        self._norm = RMSNorm(weights["input_norm.weight"], eps) if config.norm_before_fc else None
+        self._norm = make_norm(weights["input_norm.weight"], eps) if config.norm_before_fc else None
         self._norms = [
-            RMSNorm(weights[f"fc_norm.{i}.weight"], eps)
+            make_norm(weights[f"fc_norm.{i}.weight"], eps)
             for i in range(len(self.layers) if config.fc_norm else 0)
         ]
 
@@ -48,7 +48,8 @@ class StateProjector:
             states = self._norm(states)
         if self._norms:
             chunks = states.chunk(len(self._norms), -1)
-            states = torch.cat([n(c) for n, c in zip(self._norms, chunks, strict=True)], -1)
+            normed = (n(c.contiguous()) for n, c in zip(self._norms, chunks, strict=True))
+            states = torch.cat(list(normed), -1)
         return self._fc(states).to(states.dtype)
 
 
@@ -59,7 +60,7 @@ class Eagle3Head:
         layer = config.layer
         self.config = config
         self.dtype, self.device = embedding.dtype, embedding.device
-        self._norm = RMSNorm(weights["norm.weight"], layer.rms_norm_eps)
+        self._norm = make_norm(weights["norm.weight"], layer.rms_norm_eps)
         self._head = make_linear(weights["lm_head.weight"])
         rope = Rope(layer.head_dim, layer.rope_theta, layer.rope_scaling, self.dtype, self.device)
         midlayer = {
@@ -67,7 +68,7 @@ class Eagle3Head:
             for name, weight in weights.items()
             if name.startswith("midlayer.")
         }
-        compiled = compiles(layer, self.dtype, self.device)
+        compiled = compiles_layers(layer, self.dtype, self.device)
         make = _CompiledLayer if compiled else _TorchLayer
         self._layer = make(config, midlayer, embedding, rope)
         ids = torch.arange(config.draft_vocab_size, device=self.device)

@@ -22,7 +22,7 @@ Weights = dict[str, Tensor]
 
 def make_linear(weight: Tensor) -> Linear:
     """x [T, in] -> x @ weight.T, [T, out]; float32 where there are kernels for it."""
-    compiled = weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float32)
+    compiled = kernels.compiles(weight.dtype, weight.device)
     return kernels.Linear(weight) if compiled else partial(F.linear, weight=weight)
 
 
@@ -82,3 +82,9 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
+
+
+def make_norm(weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
+    """x [R, H] / rms(x) * weight."""
+    compiled = kernels.compiles(weight.dtype, weight.device, len(weight))
+    return (kernels.RMSNorm if compiled else RMSNorm)(weight, eps)
