@@ -16,14 +16,13 @@ from typing import NamedTuple
 from adaptivespec.acceptance import accept
 from adaptivespec.config import UNGUARDED, GuardSettings
 from adaptivespec.cost import StepWork
-from adaptivespec.drafting import Drafting, choose_prices, choose_shapes, expect
+from adaptivespec.drafting import Drafting, Fed, Grown, choose_prices, choose_shapes, expect
 from adaptivespec.errors import DrafterLost, Overloaded, TargetLost
 from adaptivespec.guards import Guards
 from adaptivespec.limits import Limits
 from adaptivespec.messages import (
     AcceptedPath,
     Chunk,
-    Drafted,
     Ping,
     Pong,
     TargetCommit,
@@ -35,7 +34,7 @@ from adaptivespec.messages import (
 from adaptivespec.output import OutputStream
 from adaptivespec.policy import Policy
 from adaptivespec.port import DraftPort, TargetPort
-from adaptivespec.request import NOTHING_USED, GenerationRequest, Origin, Usage
+from adaptivespec.request import NOTHING_USED, GenerationRequest, Origin, StepSeconds, Usage
 from adaptivespec.sequence import Sequence, Sink
 from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.signals import Rule
@@ -43,19 +42,6 @@ from adaptivespec.step_trace import StepTrace
 from adaptivespec.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-
-class StepTimes(NamedTuple):
-    """Seconds of one step: all of it, and what the models took of it."""
-
-    total: float
-    draft: float
-    verify: float
-
-    @property
-    def overhead(self) -> float:
-        """Policy, messages, link and bookkeeping."""
-        return self.total - self.draft - self.verify
 
 
 class _Plan(NamedTuple):
@@ -84,7 +70,7 @@ class Controller:
         on_drafter_lost: Callable[[str], None] = log.warning,
     ) -> None:
         self.limits = limits
-        self.times: deque[StepTimes] = deque(maxlen=1024)
+        self.times: deque[StepSeconds] = deque(maxlen=1024)
         self._target = target
         self._drafting: Drafting | None = None
         self._tokenizer = tokenizer
@@ -221,29 +207,37 @@ class Controller:
         self._admit()
         self._trace.begin(self._running.values())
         try:
-            fed, feed_s = self._settle()
+            fed = self._settle()
             chunks = self._next_chunks()
             plan = self._plan()
             if not plan.batch and not chunks:
                 return
-            verified, drafted = self._draft_and_verify(chunks, plan)
-            nodes, emitted = self._accept(plan.batch, verified) if plan.batch else (0, 0)
+            verified, grown = self._draft_and_verify(chunks, plan)
+            so_far = StepSeconds.of(
+                time.perf_counter() - started,
+                fed.seconds + grown.seconds,
+                fed.transfer_s + grown.transfer_s,
+                verified.forward_s,
+            )
+            nodes, emitted = self._accept(plan.batch, verified, so_far) if plan.batch else (0, 0)
             self._start(chunks, verified.first_tokens)
         finally:
             self._trace.end()
         total_s = time.perf_counter() - started
-        draft_s = drafted.seconds if drafted else 0.0
-        self.times.append(StepTimes(total_s, feed_s + draft_s, verified.forward_s))
+        rest = StepSeconds(other=total_s - so_far.total)
+        for sequence in plan.batch:
+            sequence.tally.seconds += rest
+        self.times.append(so_far + rest)
         if not chunks:
             self._policy.stepped(
                 StepWork(
                     requests=len(plan.batch),
                     nodes=nodes,
                     tokens=emitted,
-                    fed=fed,
-                    feed_s=feed_s,
-                    growth=drafted.growth if drafted else None,
-                    draft_s=draft_s,
+                    fed=fed.tokens,
+                    feed_s=fed.seconds,
+                    growth=grown.growth,
+                    draft_s=grown.seconds,
                     verify_s=verified.forward_s,
                     total_s=total_s,
                 )
@@ -262,11 +256,10 @@ class Controller:
             self._running[sequence.id] = sequence
             self._opened.append(sequence)
 
-    def _settle(self) -> tuple[int, float]:
+    def _settle(self) -> Fed:
         """Tell the target what was accepted, and both sides who came and went; feed the drafter
-        what it lacks: new tokens, prompt chunks, or everything after its return. Returns the
-        tokens that it was fed, and the seconds that it computed."""
-        drafter_s = 0.0
+        what it lacks: new tokens, prompt chunks, or everything after its return."""
+        fed = Fed()
         drafting, audience = self._drafting, self._policy.audience
         feeds = drafting.feeds(self._running.values(), audience) if drafting else []
         commit = TargetCommit(
@@ -279,14 +272,14 @@ class Controller:
             self._target.post(commit)
         if drafting is not None:
             try:
-                drafter_s = drafting.extend(feeds, [s.id for s in self._closed if s.drafts])
+                fed = drafting.extend(feeds, [s.id for s in self._closed if s.drafts])
             except DrafterLost as error:
                 self._lose_drafter(error)
         for sequence in self._running.values():
             sequence.unsettled = []
         self._opened.clear()
         self._closed.clear()
-        return sum(rows.stop - rows.start for _, rows in feeds), drafter_s
+        return fed
 
     def _next_chunks(self) -> list[Chunk]:
         """The next prompt tokens of prefilling requests, first come first served."""
@@ -313,12 +306,10 @@ class Controller:
                 plan.shapes.append(shape)
         return plan
 
-    def _draft_and_verify(
-        self, chunks: list[Chunk], plan: _Plan
-    ) -> tuple[Verified, Drafted | None]:
+    def _draft_and_verify(self, chunks: list[Chunk], plan: _Plan) -> tuple[Verified, Grown]:
         """One forward pass of the target. It waits for the trees itself, so a drafter that dies
-        here costs its trees and nothing else. Also returns what the drafter says of them."""
-        drafted = None
+        here costs its trees and nothing else. Also returns what these took."""
+        grown, asked = Grown(), time.perf_counter()
         if plan.drafting and self._drafting is not None:
             traces = self._trace.contexts(plan.drafting)
             prices = choose_prices(self._policy, plan.drafting, len(plan.batch))
@@ -336,17 +327,20 @@ class Controller:
                 traces=self._trace.contexts(self._running.values()),
             )
         )
+        posted = time.perf_counter()
         verified = expect(Verified, self._target.reply(), TargetLost)
         if plan.drafting and self._drafting is not None:
             try:
                 if verified.link_down:
                     raise DrafterLost(verified.link_down)
-                drafted = self._drafting.drafted()
+                grown = self._drafting.drafted(posted - asked + verified.wait_s)
             except DrafterLost as error:
                 self._lose_drafter(error)
-        return verified, drafted
+        return verified, grown
 
-    def _accept(self, batch: list[Sequence], verified: Verified) -> tuple[int, int]:
+    def _accept(
+        self, batch: list[Sequence], verified: Verified, so_far: StepSeconds
+    ) -> tuple[int, int]:
         """Apply the margin rule, and hand every request its new tokens. Returns the nodes that were
         verified, and the tokens that came of them."""
         kappas = [s.kappa for s in batch]
@@ -354,7 +348,7 @@ class Controller:
         self._policy.verified(verdict.trees, verdict.walk.path, [s.signals.rule for s in batch])
         for sequence, outcome in zip(batch, verdict.outcomes, strict=True):
             self._trace.accepted(sequence, outcome)
-            if sequence.advance(outcome):
+            if sequence.advance(outcome, so_far):
                 self._finish(sequence)
         outcomes = verdict.outcomes
         return sum(o.drafted + 1 for o in outcomes), sum(len(o.path) for o in outcomes)

@@ -5,6 +5,7 @@ inside SGLang's scheduler. Every call may raise DrafterLost; then the object is 
 and the requests go on as plain decoding until another drafter is there.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -25,7 +26,7 @@ from adaptivespec.messages import (
 )
 from adaptivespec.policy import Policy
 from adaptivespec.port import DraftPort
-from adaptivespec.pricing import Prices
+from adaptivespec.pricing import Growth, Prices
 from adaptivespec.request import Mode
 from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.signals import Signals
@@ -143,6 +144,24 @@ def choose_prices(
     return policy.prices(adaptive, running)
 
 
+class Fed(NamedTuple):
+    """What giving the drafter tokens took: seconds that it computed, and that they and their states
+    travelled."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    transfer_s: float = 0.0
+
+
+class Grown(NamedTuple):
+    """What asking the drafter for trees took: seconds that it computed, and that they travelled.
+    `growth` is None without any."""
+
+    seconds: float = 0.0
+    transfer_s: float = 0.0
+    growth: Growth | None = None
+
+
 class Drafting:
     """One connected drafter: `extend` it with what was committed, then let it `draft`, and take its
     `drafted` once the trees have come over the link."""
@@ -171,11 +190,12 @@ class Drafting:
                 budget -= rows.stop - rows.start
         return feeds
 
-    def extend(self, feeds: Sequence[Feed[Drafts]], closed: list[int]) -> float:
+    def extend(self, feeds: Sequence[Feed[Drafts]], closed: list[int]) -> Fed:
         """Have the drafter forget `closed` and take the feeds, whose states, if it needs any, are
-        on the link. Returns the seconds that it computed."""
+        on the link."""
         if not feeds and not closed:
-            return 0.0
+            return Fed()
+        started = time.perf_counter()
         extensions = [Extension(s.id, s.tokens[r.start + 1 : r.stop + 1]) for s, r in feeds]
         opened = [DraftOpen(s.id, s.tokens[0], s.capacity) for s, r in feeds if r.start == 0]
         self._port.post(DraftCommit(closed, opened, extensions))
@@ -183,7 +203,9 @@ class Drafting:
         for (sequence, rows), value in zip(feeds, confidence.values, strict=True):
             sequence.fed = rows.stop + 1
             sequence.signals.confidence = value
-        return confidence.seconds
+        took = time.perf_counter() - started
+        tokens = sum(rows.stop - rows.start for _, rows in feeds)
+        return Fed(tokens, confidence.seconds, self._travelled(took, confidence.seconds))
 
     def draft(
         self,
@@ -195,9 +217,16 @@ class Drafting:
         """Ask for one tree per request, which come over the link as one batch."""
         self._port.post(Draft(requests, shapes, traces, prices))
 
-    def drafted(self) -> Drafted:
-        """Wait for the drafter's word that the trees are sent, and what it took."""
-        return expect(Drafted, self._port.reply(), DrafterLost)
+    def drafted(self, took: float) -> Grown:
+        """What the drafter says of its trees, which were there `took` seconds after they were asked
+        for."""
+        drafted = expect(Drafted, self._port.reply(), DrafterLost)
+        return Grown(drafted.seconds, self._travelled(took, drafted.seconds), drafted.growth)
+
+    def _travelled(self, took: float, computed: float) -> float:
+        """What of `took` was not the drafter's computing. A target that waits for trees measures
+        from its own message on, which may come to it later than the drafter's: hence the bound."""
+        return max(0.0, took - computed) if self._port.remote else 0.0
 
     def ping(self) -> Pong:
         """What the drafter holds."""

@@ -77,8 +77,8 @@ class Verified(msgspec.Struct, frozen=True, tag=True):
     """The answer to `Verify`. The arrays are row-major [len(requests), nodes] in native byte order:
     int32 tokens and parents and float32 log-probabilities of the trees (see DraftTrees), int32
     target tokens per node, float32 log-ratio of each node to its parent's top-1. `first_tokens`
-    follow the final chunks. `link_down` says why no tree arrived; then all trees are their roots
-    and nodes is 1."""
+    follow the final chunks. `wait_s`: until the trees were there, which `forward_s` follows.
+    `link_down` says why no tree arrived; then all trees are their roots and nodes is 1."""
 
     nodes: int
     tokens: bytearray
@@ -87,6 +87,7 @@ class Verified(msgspec.Struct, frozen=True, tag=True):
     target: bytearray
     gap: bytearray
     first_tokens: list[int]
+    wait_s: float
     forward_s: float
     link_down: str | None = None
 

@@ -11,7 +11,13 @@ Reply = TypeVar("Reply", covariant=True)
 
 
 class Port(Protocol[Message, Reply]):
-    """The controller's end of the conversation with one side. Answers come in order."""
+    """The controller's end of the conversation with one side. Answers come in order.
+
+    remote: the other end is another process, to which messages and tensors travel
+    """
+
+    @property
+    def remote(self) -> bool: ...
 
     def post(self, message: Message) -> None:
         """Hand over a message without waiting. Raises TargetLost or DrafterLost."""
@@ -25,6 +31,8 @@ class Port(Protocol[Message, Reply]):
 
 class Local(Generic[Message, Reply]):
     """A port to a worker in this very thread: a posted message is handled at once."""
+
+    remote = False
 
     def __init__(self, handle: Callable[[Message], Reply | None]) -> None:
         self._handle = handle

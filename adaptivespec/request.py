@@ -1,6 +1,8 @@
 """What a generation asks for and what comes back, between the API, the controller and the CLI."""
 
+from collections.abc import Iterable
 from enum import IntEnum
+from itertools import zip_longest
 from typing import Literal
 
 import msgspec
@@ -43,9 +45,46 @@ class Origin(IntEnum):
     PROMOTED = 2  # drafted, accepted by the margin rule
 
 
+class StepSeconds(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of steps went. draft: the drafter computed. transfer: states and trees
+    travelled between drafter and target, and what asks for them; nothing travels in one process.
+    verify: the target computed. other: all else, such as policy, margin rule and bookkeeping."""
+
+    draft: float = 0.0
+    transfer: float = 0.0
+    verify: float = 0.0
+    other: float = 0.0
+
+    @classmethod
+    def of(cls, total: float, draft: float, transfer: float, verify: float) -> "StepSeconds":
+        """The parts of `total`."""
+        other = total - draft - transfer - verify
+        return cls(draft=draft, transfer=transfer, verify=verify, other=other)
+
+    @property
+    def total(self) -> float:
+        return sum(msgspec.structs.astuple(self))
+
+    @property
+    def overhead(self) -> float:
+        """What neither model computed in."""
+        return self.transfer + self.other
+
+    def __add__(self, more: "StepSeconds") -> "StepSeconds":
+        return StepSeconds(
+            draft=self.draft + more.draft,
+            transfer=self.transfer + more.transfer,
+            verify=self.verify + more.verify,
+            other=self.other + more.other,
+        )
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a finished request. drafted/accepted/promoted count tokens below the roots of the
-    trees; promoted tokens are accepted tokens too. Only tokens delivered to the client count."""
+    trees; promoted tokens are accepted tokens too. accepted_per_position[d]: steps that accepted
+    more than d tokens. Only tokens delivered to the client count. step_seconds: of all `steps`, of
+    the last one until its tokens were delivered; a step that several requests share counts in full
+    for each."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -53,11 +92,23 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int
     accepted_tokens: int
     promoted_tokens: int
+    accepted_per_position: list[int]
+    step_seconds: StepSeconds
 
     def __add__(self, other: "Usage") -> "Usage":
-        mine, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
-        names = self.__struct_fields__
-        return Usage(**{n: a + b for n, a, b in zip(names, mine, theirs, strict=True)})
+        per_position = zip_longest(
+            self.accepted_per_position, other.accepted_per_position, fillvalue=0
+        )
+        return Usage(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+            steps=self.steps + other.steps,
+            drafted_tokens=self.drafted_tokens + other.drafted_tokens,
+            accepted_tokens=self.accepted_tokens + other.accepted_tokens,
+            promoted_tokens=self.promoted_tokens + other.promoted_tokens,
+            accepted_per_position=[a + b for a, b in per_position],
+            step_seconds=self.step_seconds + other.step_seconds,
+        )
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -66,14 +117,48 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0 + self.accepted_tokens / self.steps if self.steps else 0.0
 
 
-NOTHING_USED = Usage(
-    prompt_tokens=0,
-    completion_tokens=0,
-    steps=0,
-    drafted_tokens=0,
-    accepted_tokens=0,
-    promoted_tokens=0,
-)
+class Tally:
+    """What becomes a request's `Usage`, counted as its tokens are delivered."""
+
+    def __init__(self) -> None:
+        self.seconds = StepSeconds()
+        self._steps = self._drafted = self._promoted = 0
+        self._per_position: list[int] = []
+        self._position = 0
+
+    def step(self, drafted: int, seconds: StepSeconds) -> None:
+        """A verified tree of `drafted` nodes below its root; its tokens follow."""
+        self._steps += 1
+        self._drafted += drafted
+        self._position = 0
+        self.seconds += seconds
+
+    def delivered(self, origins: Iterable[Origin]) -> None:
+        """The next tokens that the client receives."""
+        for origin in origins:
+            if origin is Origin.TARGET:
+                continue
+            if self._position == len(self._per_position):
+                self._per_position.append(0)
+            self._per_position[self._position] += 1
+            self._position += 1
+            self._promoted += origin is Origin.PROMOTED
+
+    def usage(self, prompt_tokens: int, completion_tokens: int) -> Usage:
+        """Counts so far."""
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            steps=self._steps,
+            drafted_tokens=self._drafted,
+            accepted_tokens=sum(self._per_position),
+            promoted_tokens=self._promoted,
+            accepted_per_position=list(self._per_position),
+            step_seconds=self.seconds,
+        )
+
+
+NOTHING_USED = Tally().usage(0, 0)
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):

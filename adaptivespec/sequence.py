@@ -5,7 +5,7 @@ from collections.abc import Callable
 from adaptivespec.acceptance import Acceptance
 from adaptivespec.drafting import DraftedSequence
 from adaptivespec.output import OutputStream
-from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
+from adaptivespec.request import Delta, GenerationRequest, Origin, StepSeconds, Tally, Usage
 from adaptivespec.signals import Rule, Signals
 
 Sink = Callable[[Delta | Exception], None]
@@ -42,7 +42,7 @@ class Sequence(DraftedSequence):
         self.output = output
         self.sink = sink
         self.unsettled: list[int] = []
-        self.steps = self.drafted = self.accepted = self.promoted = self.emitted = 0
+        self.tally = Tally()
 
     @property
     def decoding(self) -> bool:
@@ -54,10 +54,10 @@ class Sequence(DraftedSequence):
         """The margin rule's threshold."""
         return Rule.of(self.request.kappa, self.request.sampling).kappa
 
-    def advance(self, outcome: Acceptance) -> bool:
-        """Account for a verified tree, deliver its tokens, and say whether the answer ended."""
-        self.steps += 1
-        self.drafted += outcome.drafted
+    def advance(self, outcome: Acceptance, seconds: StepSeconds) -> bool:
+        """Account for a verified tree and the step's time so far, deliver its tokens, and say
+        whether the answer ended."""
+        self.tally.step(outcome.drafted, seconds)
         self.cached += len(outcome.path)
         self.unsettled = outcome.path
         self.signals.update(outcome.depth, len(outcome.tokens))
@@ -69,10 +69,8 @@ class Sequence(DraftedSequence):
         """Append a run of committed tokens, deliver what counts, and say whether it ended."""
         counted, pieces, reason = self.output.push(run)
         self.tokens += run[:counted]
-        self.emitted += counted
         self.tokens_left -= counted
-        self.accepted += sum(o is not Origin.TARGET for o in origins[:counted])
-        self.promoted += sum(o is Origin.PROMOTED for o in origins[:counted])
+        self.tally.delivered(origins[:counted])
         self.sink(
             Delta(
                 tokens=run[:counted],
@@ -86,11 +84,4 @@ class Sequence(DraftedSequence):
 
     def usage(self) -> Usage:
         """Counts so far."""
-        return Usage(
-            prompt_tokens=len(self.request.prompt),
-            completion_tokens=self.emitted,
-            steps=self.steps,
-            drafted_tokens=self.drafted,
-            accepted_tokens=self.accepted,
-            promoted_tokens=self.promoted,
-        )
+        return self.tally.usage(len(self.request.prompt), self.output.count)

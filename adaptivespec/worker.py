@@ -142,6 +142,7 @@ class TargetWorker(_Linked):
             target=_bytes(result.target),
             gap=_bytes(result.gap),
             first_tokens=result.first_tokens,
+            wait_s=waited - started,
             forward_s=done - waited,
             link_down=down,
         )

@@ -101,7 +101,7 @@ class Server:
                 assert answer.usage is not None
                 fields = answer.usage.model_dump()
                 fields |= fields["speculation"]
-                usage = Usage(**{name: fields[name] for name in Usage.__struct_fields__})
+                usage = msgspec.convert(fields, Usage)
                 ended = answer.choices[0].finish_reason == "stop"
                 return Measurement(usage, 1, ended, [])
 

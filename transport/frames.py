@@ -7,7 +7,7 @@ link, changes: two sides of different versions refuse each other at the handshak
 
 from adaptivespec.messages import DraftMessage, DraftReply, TargetMessage, TargetReply
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 TO_TARGET, FROM_TARGET = TargetMessage, TargetReply
 TO_DRAFT, FROM_DRAFT = DraftMessage, DraftReply

@@ -15,6 +15,8 @@ class ChannelPort(Generic[Message, Reply]):
     """adaptivespec.worker.Port over a channel: silence of `timeout_s`, a dead peer and a foreign
     frame all raise `lost`."""
 
+    remote = True
+
     def __init__(
         self, channel: Channel[Message, Reply], timeout_s: float, lost: type[Exception]
     ) -> None:

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     write_json(args.out / "results.json", benchmark.begun | results)
     figures = plots.draw_all(cells, args.out)
     starts = benchmark.begun["starts"]
-    text = report(plan, starts, cells, baseline, unguarded, found, figures, status)
+    text = report(plan, starts, cells, baseline, unguarded, found, figures)
     (args.out / "report.md").write_text(text, encoding="utf-8")
     whole = [c for c in cells if c.set == ALL] or cells
     print(table.overview(cells if len(sets) < 5 else whole, baseline))

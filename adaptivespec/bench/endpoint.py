@@ -162,7 +162,8 @@ def _extensions(arm: Arm, options: Options) -> dict[str, Any]:
 
 
 def _counts(usage: Any) -> Counts | None:
-    said = (usage.model_extra or {}).get("speculation")
-    if not isinstance(said, dict):
+    """None of a server that does not report them, or others."""
+    try:
+        return msgspec.convert((usage.model_extra or {}).get("speculation"), Counts)
+    except msgspec.ValidationError:
         return None
-    return Counts(*(said[name] for name in Counts.__struct_fields__))

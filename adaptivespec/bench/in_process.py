@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from adaptivespec.bench.arms import Arm
-from adaptivespec.bench.records import Answer, Counts, Outcome, StepSplit
+from adaptivespec.bench.records import Answer, Counts, Outcome
 from adaptivespec.bench.runner import Options
 from adaptivespec.bench.sets import Item
 from adaptivespec.config import DrafterSettings, EagleSettings, Settings
@@ -21,7 +21,7 @@ from adaptivespec.engine.engine import TargetEngine
 from adaptivespec.errors import ConfigError
 from adaptivespec.local import LocalSystem
 from adaptivespec.models.sources import resolve
-from adaptivespec.request import Delta, GenerationRequest, Origin
+from adaptivespec.request import Delta, GenerationRequest
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.tokenizer import load_tokenizer
 
@@ -79,22 +79,16 @@ class InProcess:
         controller = self._system(arm).controller
         waiting = deque((item, self._request(arm, item, options)) for item in items)
         started: list[_Recorder] = []
-        steps: list[Any] = []
         while waiting or controller.busy:
             while waiting and controller.running + controller.waiting < concurrency:
                 item, request = waiting.popleft()
                 started.append(_Recorder(item, request))
                 controller.submit(request, started[-1])
-            decoding = all(r.deltas for r in started)
-            controller.times.clear()
             controller.step()
-            if decoding:  # no prompt was computed in this step
-                steps += controller.times
         begun = started[0].begun
         return Outcome(
             max(recorder.ended for recorder in started) - begun,
             [recorder.answer() for recorder in started],
-            _split(steps),
         )
 
     def _encode(self, item: Item) -> list[int]:
@@ -185,23 +179,5 @@ class _Recorder:
             seconds=self.ended - self.begun,
             first_token_s=self._times[0] - self.begun,
             gaps=[b - a for a, b in pairwise(self._times)],
-            counts=Counts(
-                usage.steps, usage.drafted_tokens, usage.accepted_tokens, usage.promoted_tokens
-            ),
-            reached=reached(self.deltas[1:]),  # the first token comes with the prompt
+            counts=msgspec.convert(usage, Counts, from_attributes=True),
         )
-
-
-def reached(steps: Sequence[Delta]) -> list[int]:
-    """[d]: steps that accepted at least d drafted tokens."""
-    lengths = [sum(o is not Origin.TARGET for o in delta.origins) for delta in steps]
-    return [sum(n >= d for n in lengths) for d in range(max(lengths, default=-1) + 1)]
-
-
-def _split(steps: Sequence[Any]) -> StepSplit | None:
-    """The sums of `adaptivespec.controller.StepTimes`, whatever parts of a step they time."""
-    if not steps:
-        return None
-    total, *parts = steps[0]._fields
-    sums = {name: sum(getattr(step, name) for step in steps) for name in (total, *parts)}
-    return StepSplit(len(steps), sums.pop(total), sums)

@@ -100,8 +100,8 @@ def _positions(axes: Any, cells: Sequence[Cell]) -> bool:
 def _steps(axes: Any, cells: Sequence[Cell]) -> bool:
     cells = [c for c in _whole(_first(cells)) if c.step]
     bottom = [0.0] * len(cells)
-    for part in ("verify", "draft", "other"):
-        heights = [1000 * (c.step or {}).get(part, 0.0) for c in cells]
+    for part in ("verify", "draft", "transfer", "other"):
+        heights = [1000 * (c.step or {})[part] for c in cells]
         if any(heights):
             axes.barh([c.arm for c in cells], heights, left=bottom, label=part)
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]

@@ -8,21 +8,24 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from adaptivespec.errors import ConfigError
+from adaptivespec.request import StepSeconds
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """What speculation did for an answer; as `adaptivespec.request.Usage` has it."""
+    """What speculation did for an answer, and where its steps' time went; as
+    `adaptivespec.request.Usage` and a server's `usage.speculation` have it."""
 
     steps: int
     drafted_tokens: int
     accepted_tokens: int
     promoted_tokens: int
+    accepted_per_position: list[int]
+    step_seconds: StepSeconds
 
 
 class Answer(msgspec.Struct, frozen=True):
     """One request. Times are seconds from its submission. `gaps`: between deliveries, of which each
-    may bring several tokens. `counts` and `reached` (steps that accepted at least d drafted tokens,
-    from d = 0 on) are None where the endpoint does not say."""
+    may bring several tokens. `counts` are None where the endpoint does not say."""
 
     row: int
     seed: int
@@ -34,16 +37,6 @@ class Answer(msgspec.Struct, frozen=True):
     first_token_s: float
     gaps: list[float]
     counts: Counts | None = None
-    reached: list[int] | None = None
-
-
-class StepSplit(msgspec.Struct, frozen=True):
-    """Seconds of all decoding steps of a turn, and of them those of each part that was timed;
-    `parts` never add up to more than `total`: the rest is everything else."""
-
-    steps: int
-    total: float
-    parts: dict[str, float]
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -51,7 +44,6 @@ class Outcome(msgspec.Struct, frozen=True):
 
     seconds: float
     answers: list[Answer]
-    split: StepSplit | None = None
 
 
 Stage = Literal["sweep", "measure"]

@@ -33,7 +33,6 @@ def report(
     unguarded: Mapping[str, str | None],
     found: Mapping[str, Found],
     figures: Sequence[tuple[str, str]],
-    status: Mapping[str, Any] | None,
 ) -> str:
     """All of it. `starts`: the provenance of each start of the run; `unguarded`: as of
     `arms.without_guards`."""
@@ -51,12 +50,6 @@ def report(
         if any(c.step for c in chosen):
             parts += [table.steps(chosen)]
     parts += [_sweep(plan, found)] if found else []
-    overhead = (status or {}).get("step_overhead_ms")
-    if overhead is not None:
-        parts.append(
-            "The server's own median, over its last steps, of what in a step is neither drafting "
-            f"nor verifying: {overhead:.2f} ms. It reports no other part of a step."
-        )
     return "\n\n".join(parts) + "\n"
 
 

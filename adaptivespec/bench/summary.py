@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptivespec.bench.arms import PLAIN
-from adaptivespec.bench.records import Answer, Outcome, Turn
+from adaptivespec.bench.records import Answer, Counts, Outcome, Turn
 from adaptivespec.bench.scorers import Scorer
 from adaptivespec.bench.sets import PromptSet
 from adaptivespec.bench.statistics import Percentiles, Ratio, percentiles, ratio_of_rates
+from adaptivespec.request import StepSeconds
 
 ALL = "all"
 """The set that stands for all together."""
@@ -28,7 +30,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     a token at position d + 1. accuracy, and recovery: its ratio to the baseline's. agreement: share
     of the `compared` answers that come to the baseline's end. ended: share of answers that ended by
     themselves. time_per_token: of an answer behind its first token. gap: between deliveries.
-    step: mean decoding step, and of it each part that is timed and the `other` rest.
+    step: mean decoding step of a request, its `total` and the parts of `StepSeconds`; one that
+    several requests share counts for each.
     """
 
     set: str
@@ -134,7 +137,7 @@ def _cell(
         acceptance_length=1 + sum(c.accepted_tokens for c in counts) / steps if steps else None,
         drafted_per_step=sum(c.drafted_tokens for c in counts) / steps if steps else None,
         promoted_per_step=sum(c.promoted_tokens for c in counts) / steps if steps else None,
-        accepted_at=_accepted_at(answers),
+        accepted_at=_accepted_at(counts),
         accuracy=sum(verdicts) / len(verdicts) if verdicts else None,
         recovery=_recovery(group, arms.get(baseline), judge),
         agreement=sum(agreements) / len(agreements) if agreements else None,
@@ -146,7 +149,7 @@ def _cell(
             [(a.seconds - a.first_token_s) / (a.tokens - 1) for a in answers if a.tokens > 1]
         ),
         gap=percentiles([gap for a in answers for gap in a.gaps]),
-        step=_step(group),
+        step=_step(counts),
     )
 
 
@@ -208,25 +211,18 @@ def _recovery(group: Group, other: Group | None, judge: Judge) -> Ratio | None:
     return ratio_of_rates(*_pairs(shares(group), shares(other))) if other else None
 
 
-def _accepted_at(answers: Sequence[Answer]) -> list[float] | None:
-    known = [a.reached for a in answers if a.reached]
-    steps = sum(reached[0] for reached in known)
+def _accepted_at(counts: Sequence[Counts]) -> list[float] | None:
+    steps = sum(c.steps for c in counts)
     if not steps:
         return None
-    longest = max(map(len, known))
-    return [
-        sum(reached[d] for reached in known if len(reached) > d) / steps for d in range(1, longest)
-    ]
+    positions = zip_longest(*(c.accepted_per_position for c in counts), fillvalue=0)
+    return [sum(accepted) / steps for accepted in positions]
 
 
-def _step(group: Group) -> dict[str, float] | None:
-    splits = [outcome.split for outcome in group.values() if outcome.split is not None]
-    steps = sum(split.steps for split in splits)
+def _step(counts: Sequence[Counts]) -> dict[str, float] | None:
+    steps = sum(c.steps for c in counts)
     if not steps:
         return None
-    parts: dict[str, float] = defaultdict(float)
-    for split in splits:
-        for name, seconds in split.parts.items():
-            parts[name] += seconds / steps
-    total = sum(split.total for split in splits) / steps
-    return {"total": total, **parts, "other": total - sum(parts.values())}
+    seconds = sum((c.step_seconds for c in counts), StepSeconds())
+    parts = msgspec.structs.asdict(seconds) | {"total": seconds.total}
+    return {name: value / steps for name, value in parts.items()}

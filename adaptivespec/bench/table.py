@@ -150,13 +150,13 @@ def guards(cells: Sequence[Cell], unguarded: Mapping[str, str | None]) -> str:
 
 def steps(cells: Sequence[Cell]) -> str:
     """Where the time of a decoding step goes."""
-    parts = ["draft", "verify", "other"]
+    parts = ["draft", "transfer", "verify", "other"]
     head = ["arm", "step, ms", *parts]
     rows = [
         [
             c.arm,
             *(
-                NONE if c.step is None or name not in c.step else number(1000 * c.step[name])
+                NONE if c.step is None else number(1000 * c.step[name])
                 for name in ("total", *parts)
             ),
         ]

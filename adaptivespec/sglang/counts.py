@@ -4,17 +4,9 @@ owner's."""
 import statistics
 import time
 from collections import deque
-from typing import NamedTuple
 
 from adaptivespec.acceptance import Acceptance
-
-
-class StepSeconds(NamedTuple):
-    """Where a step's time went: all of it, the drafter's computing, and verification."""
-
-    total: float
-    drafter: float
-    verify: float
+from adaptivespec.request import StepSeconds
 
 
 class Counts:
@@ -38,9 +30,9 @@ class Counts:
         """Account for one step of a batch; `graph`: a captured CUDA graph verified it."""
         self.passes += 1
         self.graph_passes += graph
-        self.drafter_s += seconds.drafter
+        self.drafter_s += seconds.draft
         self.verify_s += seconds.verify
-        self._overheads.append(seconds.total - seconds.drafter - seconds.verify)
+        self._overheads.append(seconds.overhead)
 
     def active(self) -> None:
         """A pass of any kind begins or ends."""

@@ -19,7 +19,7 @@ from adaptivespec.errors import (
 from adaptivespec.limits import Limits
 from adaptivespec.messages import Failed
 from adaptivespec.output import OutputStream
-from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
+from adaptivespec.request import Delta, GenerationRequest, Tally
 from adaptivespec.sglang import records
 from adaptivespec.sglang.launch import WorkerConfig, engine_arguments, publish
 from adaptivespec.sglang.messages import (
@@ -194,12 +194,12 @@ class Answer:
     """What a client receives of a request, and the counts of what it received."""
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
-        self._prompt = len(request.prompt)
+        self._prompt_tokens = len(request.prompt)
         eos: frozenset[int] = frozenset() if request.ignore_eos else tokenizer.eos_ids
         self._output = OutputStream(
             tokenizer, stop=request.stop, eos=eos, max_tokens=request.max_tokens
         )
-        self._steps = self._drafted = self._accepted = self._promoted = 0
+        self._tally = Tally()
 
     def extend(self, chunk: dict[str, Any]) -> Delta:
         """Take SGLang's next tokens. Raises what made SGLang give the request up."""
@@ -212,29 +212,16 @@ class Answer:
         if ended and not reason:
             raise TargetLost(f"SGLang ended the answer before its end: {ended}")
         entries = [records.read(entry) for entry in info[records.KEY][:counted]]
-        origins = [entry.origin for entry in entries]
         for entry in entries:
-            if entry.drafted is not None:
-                self._steps += 1
-                self._drafted += entry.drafted
-        self._accepted += sum(origin is not Origin.TARGET for origin in origins)
-        self._promoted += sum(origin is Origin.PROMOTED for origin in origins)
+            if entry.step is not None:
+                self._tally.step(*entry.step)
+            self._tally.delivered([entry.origin])
         return Delta(
             tokens=chunk["output_ids"][:counted],
-            origins=origins,
+            origins=[entry.origin for entry in entries],
             pieces=pieces,
             finish_reason=reason,
-            usage=self._usage() if reason else None,
-        )
-
-    def _usage(self) -> Usage:
-        return Usage(
-            prompt_tokens=self._prompt,
-            completion_tokens=self._output.count,
-            steps=self._steps,
-            drafted_tokens=self._drafted,
-            accepted_tokens=self._accepted,
-            promoted_tokens=self._promoted,
+            usage=self._tally.usage(self._prompt_tokens, self._output.count) if reason else None,
         )
 
 

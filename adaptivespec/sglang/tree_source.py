@@ -1,13 +1,13 @@
 """Where a batch's trees come from: the remote drafter, or, while there is none, roots alone."""
 
+import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from adaptivespec.drafting import choose_prices, choose_shapes
+from adaptivespec.drafting import Fed, Grown, choose_prices, choose_shapes
 from adaptivespec.errors import DrafterLost, LinkDown
-from adaptivespec.messages import Drafted
 from adaptivespec.policy import Policy
 from adaptivespec.sglang.remote import RemoteDrafter
 from adaptivespec.sglang.requests import Requests, ServedSequence
@@ -37,61 +37,64 @@ class TreeSource:
         self._trace = trace
         self._device = device
 
-    def feed(self, sequences: Sequence[ServedSequence], slots: Tensor) -> tuple[int, float]:
-        """Give the drafter what it lacks of these; returns the tokens that it got, and the seconds
-        that it computed. `slots` is SGLang's table from (request, position) to KV slot."""
+    def feed(self, sequences: Sequence[ServedSequence], slots: Tensor) -> Fed:
+        """Give the drafter what it lacks of these. `slots` is SGLang's table from (request,
+        position) to KV slot."""
         remote = self._remote
         if remote.adopt():
             self._requests.unfed()
         if remote.drafting is None or remote.link is None:
-            return 0, 0.0
+            return Fed()
         try:
             held = self._requests.hold(sequences)
             feeds = remote.drafting.feeds(held, self._policy.audience)
+            started = time.perf_counter()
             if self._states is not None and feeds:
                 remote.link.send_states(self._states.read(feeds, slots))
-            seconds = remote.drafting.extend(feeds, self._requests.take_closed())
-            return sum(rows.stop - rows.start for _, rows in feeds), seconds
+            sent_s = time.perf_counter() - started
+            fed = remote.drafting.extend(feeds, self._requests.take_closed())
+            return fed._replace(transfer_s=fed.transfer_s + sent_s)
         except (DrafterLost, LinkDown) as error:
             self._lose(error)
-            return 0, 0.0
+            return Fed()
 
-    def draft(self, sequences: Sequence[ServedSequence]) -> tuple[DraftTrees, Drafted | None]:
-        """One tree per sequence, in their order, its root alone where none is drafted; and what the
-        drafter says of them."""
+    def draft(self, sequences: Sequence[ServedSequence]) -> tuple[DraftTrees, Grown]:
+        """One tree per sequence, in their order, its root alone where none is drafted; and what
+        they took."""
         shapes = choose_shapes(self._policy, sequences)
         for sequence, shape in zip(sequences, shapes, strict=True):
             self._trace.planned(sequence, shape)
         drafting = [i for i, shape in enumerate(shapes) if shape != NO_DRAFT]
         lone = roots([sequence.tokens[-1] for sequence in sequences], self._device)
         try:
-            trees, drafted = self._drafted(
+            trees, grown = self._drafted(
                 [sequences[i] for i in drafting], [shapes[i] for i in drafting], len(sequences)
             )
         except (DrafterLost, LinkDown) as error:
             self._lose(error)
-            return lone, None
+            return lone, Grown()
         if trees is None:
-            return lone, None
+            return lone, grown
         # Row i of the batch is the drafted tree of i, or else its root.
         at = {i: row for row, i in enumerate(drafting)}
         rows = [at.get(i, len(drafting) + i) for i in range(len(sequences))]
-        return pad(trees, lone).rows(torch.tensor(rows, device=self._device)), drafted
+        return pad(trees, lone).rows(torch.tensor(rows, device=self._device)), grown
 
     def _drafted(
         self, asked: list[ServedSequence], shapes: list[Shape], running: int
-    ) -> tuple[DraftTrees | None, Drafted | None]:
+    ) -> tuple[DraftTrees | None, Grown]:
         remote = self._remote
         if not asked or remote.drafting is None or remote.link is None:
-            return None, None
+            return None, Grown()
         prices = choose_prices(self._policy, asked, running)
         traces = self._trace.contexts(asked)
+        started = time.perf_counter()
         remote.drafting.draft([s.id for s in asked], shapes, traces, prices)
         trees = remote.link.recv_trees(len(asked), max(shape.nodes for shape in shapes))
-        drafted = remote.drafting.drafted()
+        grown = remote.drafting.drafted(time.perf_counter() - started)
         if prices is not None:  # they may have ended any tree early; padding is not free here
             trees = trim(trees)
-        return trees.to(self._device), drafted
+        return trees.to(self._device), grown
 
     def idle(self) -> None:
         """No step may follow soon: have the drafter forget what has ended."""

@@ -20,9 +20,11 @@ from torch import Tensor
 from adaptivespec import tracing
 from adaptivespec.acceptance import Acceptance, outcomes
 from adaptivespec.cost import StepWork
+from adaptivespec.drafting import Fed, Grown
 from adaptivespec.guards import Guards
 from adaptivespec.policy import make_policy
-from adaptivespec.sglang.counts import Counts, StepSeconds
+from adaptivespec.request import StepSeconds
+from adaptivespec.sglang.counts import Counts
 from adaptivespec.sglang.graphs import WidthBuckets, bucket_widths
 from adaptivespec.sglang.launch import published
 from adaptivespec.sglang.messages import Hello, State
@@ -226,9 +228,8 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             sequence.cached = length
             sequence.prefilling = False
         self._requests.keep(sequences)
-        fed, feed_s = self._feed(batch, sequences)
-        trees, drafted = self._source.draft(sequences) if self._source else (None, None)
-        draft_s = drafted.seconds if drafted else 0.0
+        fed = self._feed(batch, sequences)
+        trees, grown = self._source.draft(sequences) if self._source else (None, Grown())
         shared = self._ranks.share(trees, len(sequences), self._device)
         shared = widen(shared, self._buckets.width(shared.tokens.shape[1]))
 
@@ -252,23 +253,28 @@ class AdaptiveSpecWorker(BaseSpecWorker):
             self._trace.accepted(sequence, outcome)
             sequence.note_promotions(outcome.promoted)
             sequence.signals.update(outcome.depth, len(outcome.tokens))
-            record_step(sequence.req, outcome)
             self._counts.tree(outcome)
         batch.forward_mode = ForwardMode.DECODE
-        spent_s = time.perf_counter() - started
-        seconds = StepSeconds(spent_s, feed_s + draft_s, verify_s)
+        seconds = StepSeconds.of(
+            time.perf_counter() - started,
+            fed.seconds + grown.seconds,
+            fed.transfer_s + grown.transfer_s,
+            verify_s,
+        )
+        for sequence, outcome in zip(sequences, accepted, strict=True):
+            record_step(sequence.req, outcome, seconds)
         self._counts.step(seconds, bool(result.can_run_cuda_graph))
         self._policy.stepped(
             StepWork(
                 requests=len(sequences),
                 nodes=shared.tokens.numel(),  # padding is computed like nodes
                 tokens=sum(len(outcome.path) for outcome in accepted),
-                fed=fed,
-                feed_s=feed_s,
-                growth=drafted.growth if drafted else None,
-                draft_s=draft_s,
+                fed=fed.tokens,
+                feed_s=fed.seconds,
+                growth=grown.growth,
+                draft_s=grown.seconds,
                 verify_s=verify_s,
-                total_s=spent_s,
+                total_s=seconds.total,
             )
         )
         new_seq_lens = batch.seq_lens + walked.accept_lens
@@ -300,9 +306,9 @@ class AdaptiveSpecWorker(BaseSpecWorker):
         self._policy.verified(trees, plain.path, [s.signals.rule for s in sequences])
         return outcomes(trees.tokens, trees.parents, plain, promoted, gap), walked
 
-    def _feed(self, batch: "ScheduleBatch", sequences: list[ServedSequence]) -> tuple[int, float]:
+    def _feed(self, batch: "ScheduleBatch", sequences: list[ServedSequence]) -> Fed:
         if self._source is None:
-            return 0, 0.0
+            return Fed()
         return self._source.feed(sequences, batch.req_to_token_pool.req_to_token)
 
     def _trace_verify(

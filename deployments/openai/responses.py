@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
-from adaptivespec.request import FinishReason, Usage
+from adaptivespec.request import FinishReason, StepSeconds, Usage
 
 
 class SpeculationUsage(Struct, frozen=True):
@@ -18,6 +18,8 @@ class SpeculationUsage(Struct, frozen=True):
     accepted_tokens: int
     promoted_tokens: int
     mean_acceptance_length: float
+    accepted_per_position: list[int]
+    step_seconds: StepSeconds
 
 
 class UsageBody(Struct, frozen=True):
@@ -34,6 +36,8 @@ class UsageBody(Struct, frozen=True):
             accepted_tokens=usage.accepted_tokens,
             promoted_tokens=usage.promoted_tokens,
             mean_acceptance_length=usage.mean_acceptance_length,
+            accepted_per_position=usage.accepted_per_position,
+            step_seconds=usage.step_seconds,
         )
         prompt, completion = usage.prompt_tokens, usage.completion_tokens
         return cls(prompt, completion, prompt + completion, speculation)

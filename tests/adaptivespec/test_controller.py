@@ -1,5 +1,6 @@
 """The step over real engines and drafters on tiny random models, in one process."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -132,8 +133,49 @@ def test_a_perfect_drafter_is_always_accepted(folder: Path) -> None:
     assert usage.steps == 4  # one token from the prefill, then 8 per step
     assert usage.accepted_tokens == usage.drafted_tokens == 28
     assert usage.mean_acceptance_length == 8.0
+    assert usage.accepted_per_position == [4] * 7
     origins = [origin for delta in deltas for origin in delta.origins]
     assert origins == [Origin.TARGET] + ([Origin.DRAFTED] * 7 + [Origin.TARGET]) * 4
+
+
+def test_positions_count_what_each_step_delivered(folder: Path) -> None:
+    system = LocalSystem.load(settings(folder, "lookup"))
+    wanted = [request(prompt, max_tokens=40, kappa=0.01) for prompt in PROMPTS]
+    answers = system.generate(wanted)
+    lengths = [
+        [sum(o is not Origin.TARGET for o in delta.origins) for delta in deltas[1:]]
+        for deltas in answers
+    ]
+    for deltas, accepted in zip(answers, lengths, strict=True):
+        usage = deltas[-1].usage
+        assert usage is not None
+        assert usage.accepted_per_position == [
+            sum(length > position for length in accepted) for position in range(max(accepted))
+        ]
+        assert sum(usage.accepted_per_position) == usage.accepted_tokens
+    totals = system.controller.totals
+    together = [length for accepted in lengths for length in accepted]
+    assert totals.accepted_per_position == [
+        sum(length > position for length in together) for position in range(max(together))
+    ]
+
+
+def test_a_requests_steps_are_timed_part_by_part(folder: Path) -> None:
+    system = LocalSystem.load(settings(folder, "itself"))
+    started = time.perf_counter()
+    answers = system.generate([request(PROMPTS[0], max_tokens=40, ignore_eos=True)] * 2)
+    wall = time.perf_counter() - started
+    one, other = (deltas[-1].usage for deltas in answers)
+    assert one is not None
+    assert other is not None
+    seconds = one.step_seconds
+    assert seconds == other.step_seconds  # both took part in every step
+    assert seconds.transfer == 0  # nothing travels in one process
+    assert min(seconds.draft, seconds.verify, seconds.other) > 0
+    assert seconds.total < wall
+    (plain,) = system.generate([request(PROMPTS[0], max_tokens=8, mode="off")])
+    assert plain[-1].usage is not None
+    assert plain[-1].usage.step_seconds.draft == 0
 
 
 def test_smaller_kappa_promotes_and_says_so(folder: Path) -> None:

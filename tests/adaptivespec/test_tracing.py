@@ -9,7 +9,7 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from adaptivespec import tracing
 from adaptivespec.errors import ConfigError
-from adaptivespec.request import GenerationRequest, Usage
+from adaptivespec.request import GenerationRequest, StepSeconds, Usage
 from adaptivespec.sampling import SamplingParams
 from tests.otlp import OtlpReceiver
 from tests.transport.peers import FRESH
@@ -33,6 +33,8 @@ USAGE = Usage(
     drafted_tokens=16,
     accepted_tokens=8,
     promoted_tokens=2,
+    accepted_per_position=[4, 3, 1],
+    step_seconds=StepSeconds(),
 )
 
 

@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from adaptivespec.config import UNGUARDED
-from adaptivespec.request import Delta, GenerationRequest, Origin, Usage
+from adaptivespec.request import Delta, GenerationRequest, Origin, StepSeconds, Usage
 from adaptivespec.shape import Shape
 from adaptivespec.tokenizer import Tokenizer
 from deployments.status import Status
 
+STEP_SECONDS = StepSeconds(draft=0.25, transfer=0.5, verify=2.0, other=0.125)
 STATUS = Status(
     model="echo",
     context_length=512,
@@ -78,6 +79,8 @@ class Echo:
             drafted_tokens=3 * steps,
             accepted_tokens=request.max_tokens - steps,
             promoted_tokens=0,
+            accepted_per_position=[request.max_tokens - steps],
+            step_seconds=STEP_SECONDS,
         )
         return Delta(
             tokens=tokens,

@@ -22,6 +22,8 @@ SPECULATION_USAGE = {
     "accepted_tokens": 2,
     "promoted_tokens": 0,
     "mean_acceptance_length": 2.0,
+    "accepted_per_position": [2],
+    "step_seconds": {"draft": 0.25, "transfer": 0.5, "verify": 2.0, "other": 0.125},
 }
 
 

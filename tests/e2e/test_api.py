@@ -1,5 +1,6 @@
 """What users of OpenAI's client see of the real application."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -68,6 +69,35 @@ def test_the_usage_of_speculation_adds_up(server: Server) -> None:
     # The first token comes from the prefill; each step adds a bonus token to what it accepts,
     # unless the cap cuts it off.
     assert 1 + steps + accepted in (TOKENS, TOKENS + 1)
+    positions = speculation["accepted_per_position"]
+    assert sum(positions) == accepted
+    assert steps >= positions[0]
+    assert positions == sorted(positions, reverse=True)
+
+
+@pytest.mark.parametrize("app", ["lm", "eagle3"])  # the latter with states on the link
+def test_the_usage_says_where_the_time_of_steps_went(server: Server, app: str) -> None:
+    started = time.perf_counter()
+    answer = server.client(app).completions.create(
+        model=MODEL, prompt=COUNTING, temperature=0, max_tokens=TOKENS
+    )
+    waited = time.perf_counter() - started
+    assert answer.usage is not None
+    seconds = answer.usage.speculation["step_seconds"]  # type: ignore[attr-defined]
+    assert list(seconds) == ["draft", "transfer", "verify", "other"]
+    assert min(seconds.values()) > 0
+    assert sum(seconds.values()) < waited
+    plain = server.client(app).completions.create(
+        model=MODEL,
+        prompt=COUNTING,
+        temperature=0,
+        max_tokens=TOKENS,
+        extra_body={"speculation": {"mode": "off"}},
+    )
+    assert plain.usage is not None
+    speculation = plain.usage.speculation  # type: ignore[attr-defined]
+    assert speculation["accepted_per_position"] == []
+    assert (speculation["step_seconds"]["draft"], speculation["step_seconds"]["transfer"]) == (0, 0)
 
 
 def test_the_margin_rule_promotes_where_it_may(server: Server) -> None:

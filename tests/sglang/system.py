@@ -59,11 +59,11 @@ class Output(NamedTuple):
         entries = [records.read(entry) for entry in info[records.KEY]]
         steps: list[int] = []
         for entry in entries:
-            if entry.drafted is not None:
+            if entry.step is not None:
                 steps.append(0)
             if entry.origin is not Origin.TARGET:
                 steps[-1] += 1
-        drafted = sum(entry.drafted or 0 for entry in entries)
+        drafted = sum(entry.step.drafted for entry in entries if entry.step)
         promoted = sum(entry.origin is Origin.PROMOTED for entry in entries)
         return cls(answer["output_ids"], steps, drafted, promoted, info)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from tests.sglang.serving import (  # isort: skip  before transformers
     APP,
@@ -61,7 +62,7 @@ def client(server: Server) -> openai.OpenAI:
     return server.client(APP)
 
 
-def speculation(client: openai.OpenAI, prompt: str = COUNTING, **asked: object) -> dict[str, float]:
+def speculation(client: openai.OpenAI, prompt: str = COUNTING, **asked: object) -> dict[str, Any]:
     """What the usage of a completion says of speculation."""
     answer = client.completions.create(
         model=MODEL,
@@ -70,7 +71,7 @@ def speculation(client: openai.OpenAI, prompt: str = COUNTING, **asked: object) 
         max_tokens=TOKENS,
         extra_body={"speculation": asked},
     )
-    usage: dict[str, float] = answer.usage.speculation  # type: ignore[union-attr]
+    usage: dict[str, Any] = answer.usage.speculation  # type: ignore[union-attr]
     return usage
 
 
@@ -146,7 +147,9 @@ def test_seeded_sampling_does_not_depend_on_speculation(client: openai.OpenAI) -
 
 
 def test_the_usage_of_speculation_adds_up(client: openai.OpenAI) -> None:
+    started = time.perf_counter()
     usage = speculation(client)
+    waited = time.perf_counter() - started
     steps, accepted = usage["steps"], usage["accepted_tokens"]
     assert 0 < accepted <= usage["drafted_tokens"]
     assert usage["promoted_tokens"] == 0
@@ -154,6 +157,12 @@ def test_the_usage_of_speculation_adds_up(client: openai.OpenAI) -> None:
     # The first token comes from the prefill; each step adds a bonus token to what it accepts,
     # unless the cap cuts it off.
     assert 1 + steps + accepted in (TOKENS, TOKENS + 1)
+    positions, seconds = usage["accepted_per_position"], usage["step_seconds"]
+    assert sum(positions) == accepted
+    assert positions == sorted(positions, reverse=True)
+    assert list(seconds) == ["draft", "transfer", "verify", "other"]
+    assert min(seconds.values()) > 0
+    assert sum(seconds.values()) < waited
 
 
 def test_a_request_chooses_its_speculation(client: openai.OpenAI) -> None:

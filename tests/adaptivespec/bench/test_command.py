@@ -126,10 +126,13 @@ def test_a_server_and_a_peer_by_requests_at_once(tmp_path: Path, prompts: Path, 
     arms = ("plain", "static 3,4,4 strict", "adaptive strict", "other")
     assert set(cells) == {(level, arm) for level in (1, 3) for arm in arms}
     assert cells[3, "other"]["answers"] == 6
-    assert cells[1, "adaptive strict"]["step"] is None
+    assert set(cells[1, "adaptive strict"]["step"]) == set(cells[3, "plain"]["step"])
+    assert len(cells[1, "adaptive strict"]["accepted_at"]) > 0
     assert content["status"]["model"] == "tiny"
     assert content["plan"]["peers"] == {url: {"url": url, "model": "tiny"}}
-    assert "ladder.svg" in (out / "report.md").read_text()
+    report = (out / "report.md").read_text()
+    assert {"ladder.svg", "steps.svg", "positions.svg"} <= set(re.findall(r"\w+\.svg", report))
+    assert re.search(r"\| arm +\| step, ms \| draft +\| transfer \| verify \| other", report)
 
 
 def test_what_guards_cost_and_bring(tmp_path: Path, prompts: Path) -> None:

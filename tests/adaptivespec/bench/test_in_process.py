@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adaptivespec.bench.arms import STRICT, Arm, Rule, adaptive_arm, static_arm
-from adaptivespec.bench.in_process import InProcess, reached
+from adaptivespec.bench.in_process import InProcess
 from adaptivespec.bench.records import Outcome
 from adaptivespec.bench.runner import Options
 from adaptivespec.bench.sets import Item
@@ -22,7 +22,6 @@ from adaptivespec.config import (
 )
 from adaptivespec.errors import ConfigError
 from adaptivespec.models.decoder import Decoder
-from adaptivespec.request import Delta, Origin
 from adaptivespec.shape import Shape
 from tests.smollm2 import PROMPTS
 
@@ -59,25 +58,24 @@ def test_what_is_counted_agrees_with_what_came(runner: InProcess) -> None:
         assert answer.tokens == 40
         assert answer.finish_reason == "length"
         assert answer.counts is not None
-        assert answer.reached is not None
-        assert answer.reached[0] == answer.counts.steps == len(answer.gaps)
-        assert sum(answer.reached[1:]) == answer.counts.accepted_tokens > 0
+        assert answer.counts.steps == len(answer.gaps)
+        assert sum(answer.counts.accepted_per_position) == answer.counts.accepted_tokens > 0
         assert answer.tokens == 1 + answer.counts.steps + answer.counts.accepted_tokens
         assert 0 < answer.first_token_s < answer.seconds <= outcome.seconds
         assert answer.first_token_s + sum(answer.gaps) == pytest.approx(answer.seconds)
 
 
-def test_steps_that_compute_a_prompt_are_not_in_the_split(runner: InProcess) -> None:
+def test_the_time_of_steps_is_split(runner: InProcess) -> None:
     options = Options(max_tokens=40, ignore_eos=True)
-    outcome = runner.run(CHAIN, ITEMS, 1, options)
-    assert outcome.split is not None
-    counts = [answer.counts for answer in outcome.answers if answer.counts is not None]
-    assert outcome.split.steps == sum(c.steps for c in counts)
-    assert {"draft", "verify"} <= set(outcome.split.parts)
-    assert 0 < sum(outcome.split.parts.values()) < outcome.split.total < outcome.seconds
-    plain = runner.run(PLAIN, ITEMS, 1, options)
-    assert plain.split is not None
-    assert plain.split.parts["draft"] == 0
+    for answer in runner.run(CHAIN, ITEMS, 1, options).answers:
+        assert answer.counts is not None
+        seconds = answer.counts.step_seconds
+        assert seconds.transfer == 0
+        assert min(seconds.draft, seconds.verify, seconds.other) > 0
+        assert seconds.total < answer.seconds  # which includes the prompt's steps
+    for answer in runner.run(PLAIN, ITEMS, 1, options).answers:
+        assert answer.counts is not None
+        assert answer.counts.step_seconds.draft == 0 < answer.counts.step_seconds.verify
 
 
 def test_seeds_fix_sampled_answers_whatever_the_arm(runner: InProcess) -> None:
@@ -113,7 +111,11 @@ class TestThePackagedModel:
         lookup = msgspec.structs.replace(eagle, drafter=LookupSettings())
         window = GuardSettings(max_promotions_per_window=1, promotion_window=64)
         guarded = msgspec.structs.replace(eagle, **msgspec.structs.asdict(window))
-        settings: dict[str | None, Settings] = {"eagle3": eagle, "lookup": lookup, "guarded": guarded}
+        settings: dict[str | None, Settings] = {
+            "eagle3": eagle,
+            "lookup": lookup,
+            "guarded": guarded,
+        }
         return InProcess(settings, ITEMS, 16, 2)
 
     def test_every_drafter_is_lossless(self, runner: InProcess) -> None:
@@ -153,16 +155,6 @@ class TestThePackagedModel:
         decoders = [d for d in gc.get_objects() if type(d) is Decoder]
         large = [d for d in decoders if d.config.vocab_size == 49152 and d.config.layers == 30]
         assert len(large) == 1
-
-
-def test_how_far_paths_reach() -> None:
-    def delta(*origins: Origin) -> Delta:
-        return Delta(tokens=[0] * len(origins), origins=list(origins), pieces=[""] * len(origins))
-
-    own, drafted, promoted = Origin.TARGET, Origin.DRAFTED, Origin.PROMOTED
-    steps = [delta(own), delta(drafted, promoted, own), delta(drafted, own), delta(drafted)]
-    assert reached(steps) == [4, 3, 1]
-    assert reached([]) == []
 
 
 def test_threads_are_those_of_the_settings(settings: Settings) -> None:

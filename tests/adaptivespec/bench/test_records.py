@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from adaptivespec.bench.records import Answer, Counts, Journal, Outcome, StepSplit, Turn
+from adaptivespec.bench.records import Answer, Counts, Journal, Outcome, Turn
 from adaptivespec.errors import ConfigError
+from adaptivespec.request import StepSeconds
 
 ANSWER = Answer(
     row=3,
@@ -17,12 +18,11 @@ ANSWER = Answer(
     seconds=1.5,
     first_token_s=0.5,
     gaps=[0.25, 0.75],
-    counts=Counts(2, 6, 1, 1),
-    reached=[2, 1],
+    counts=Counts(2, 6, 1, 1, [1], StepSeconds(draft=0.25, verify=0.5, other=0.25)),
 )
 FIRST = Turn("measure", "gsm8k", 1, 0, 0, "plain")
 SECOND = FIRST._replace(arm="dcs strict")
-OUTCOME = Outcome(1.5, [ANSWER], StepSplit(2, 1.0, {"draft": 0.25, "verify": 0.5}))
+OUTCOME = Outcome(1.5, [ANSWER])
 
 
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:

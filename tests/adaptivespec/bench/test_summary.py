@@ -2,10 +2,11 @@
 
 import pytest
 
-from adaptivespec.bench.records import Answer, Counts, Outcome, StepSplit, Turn
+from adaptivespec.bench.records import Answer, Counts, Outcome, Turn
 from adaptivespec.bench.scorers import FinalNumber, SameText
 from adaptivespec.bench.sets import Item, PromptSet
 from adaptivespec.bench.summary import ALL, Cell, Judge, summarise
+from adaptivespec.request import StepSeconds
 
 SUMS = PromptSet("sums", "gsm8k", [Item(0, "", {"answer": "1"}), Item(1, "", {"answer": "2"})], [])
 TALK = PromptSet("talk", "text", [Item(0, "")], [])
@@ -18,11 +19,10 @@ def answer(
     tokens: int,
     seconds: float,
     counts: Counts | None = None,
-    reached: list[int] | None = None,
     reason: str = "stop",
 ) -> Answer:
     first, gaps = 0.5, [0.1, 0.3]
-    return Answer(row, 0, text, reason, 9, tokens, seconds, first, gaps, counts, reached)
+    return Answer(row, 0, text, reason, 9, tokens, seconds, first, gaps, counts)
 
 
 def turn(arm: str, set_: str = "sums", block: int = 0, round_: int = 0, at_once: int = 1) -> Turn:
@@ -35,16 +35,25 @@ RECORDS = [
         turn("fast"),
         Outcome(
             1.0,
-            [answer(0, "so 1", 30, 1.0, Counts(10, 40, 20, 5), [10, 8, 4])],
-            StepSplit(10, 0.8, {"draft": 0.2, "verify": 0.5}),
+            [
+                answer(
+                    *(0, "so 1", 30, 1.0),
+                    Counts(10, 40, 12, 5, [8, 4], StepSeconds(draft=0.2, verify=0.5, other=0.1)),
+                )
+            ],
         ),
     ),
     (
         turn("fast", block=1),
         Outcome(
             3.0,
-            [answer(1, "3", 10, 3.0, Counts(10, 20, 5, 0), [10, 6], reason="length")],
-            StepSplit(30, 3.2, {"draft": 0.6, "verify": 2.3}),
+            [
+                answer(
+                    *(1, "3", 10, 3.0),
+                    Counts(30, 20, 6, 0, [6], StepSeconds(draft=0.6, transfer=0.1, verify=2.4)),
+                    reason="length",
+                )
+            ],
         ),
     ),
     (turn("plain", block=1), Outcome(3.0, [answer(1, "that makes 2", 30, 3.0)])),
@@ -86,10 +95,10 @@ def test_rounds_of_a_block_are_one_pair() -> None:
 
 def test_drafts() -> None:
     fast, plain = cells()["fast"], cells()["plain"]
-    assert fast.acceptance_length == 1 + 25 / 20
-    assert fast.drafted_per_step == 60 / 20
-    assert fast.promoted_per_step == 5 / 20
-    assert fast.accepted_at == [14 / 20, 4 / 20]
+    assert fast.acceptance_length == 1 + 18 / 40
+    assert fast.drafted_per_step == 60 / 40
+    assert fast.promoted_per_step == 5 / 40
+    assert fast.accepted_at == [14 / 40, 4 / 40]
     assert plain.acceptance_length is None
     assert plain.accepted_at is None
 
@@ -107,10 +116,15 @@ def test_answers() -> None:
 def test_the_parts_of_a_step_add_up() -> None:
     step = cells()["fast"].step
     assert step is not None
-    assert step["total"] == pytest.approx(4.0 / 40)
-    assert step["draft"] == pytest.approx(0.8 / 40)
-    assert step["verify"] == pytest.approx(2.8 / 40)
-    assert step["other"] == pytest.approx(0.4 / 40)
+    assert step == pytest.approx(
+        {
+            "draft": 0.8 / 40,
+            "transfer": 0.1 / 40,
+            "verify": 2.9 / 40,
+            "other": 0.1 / 40,
+            "total": 3.9 / 40,
+        }
+    )
     assert cells()["plain"].step is None
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from adaptivespec.acceptance import Acceptance
 from adaptivespec.errors import RequestError, TargetLost
-from adaptivespec.request import Delta, GenerationRequest, Origin
+from adaptivespec.request import Delta, GenerationRequest, Origin, StepSeconds
 from adaptivespec.sglang import records
 from adaptivespec.sglang.target import Answer
 from adaptivespec.tokenizer import Tokenizer, load_tokenizer
@@ -17,6 +17,9 @@ from tests.factories import EOS, write_hf_folder
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(str(write_hf_folder(tmp_path_factory.mktemp("tiny"))))
+
+
+SECONDS = StepSeconds(draft=0.25, transfer=0.125, verify=2.0, other=0.5)  # of every step
 
 
 def step(tokens: list[int], promoted: list[bool], drafted: int) -> Acceptance:
@@ -33,7 +36,7 @@ def chunk(*steps: Acceptance, prefill: int | None = None, finish: Any = None) ->
         records.record_prefill(req)
         tokens.append(prefill)
     for outcome in steps:
-        records.record_step(req, outcome)
+        records.record_step(req, outcome, SECONDS)
         tokens += [*outcome.tokens, outcome.bonus]
     info = {"finish_reason": finish, records.KEY: req.customized_info[records.KEY]}
     return {"output_ids": tokens, "meta_info": info}
@@ -61,6 +64,21 @@ def test_origins_and_counts_come_with_the_tokens(tokenizer: Tokenizer) -> None:
     assert usage is not None
     assert (usage.completion_tokens, usage.steps, usage.drafted_tokens) == (6, 2, 10)
     assert (usage.accepted_tokens, usage.promoted_tokens) == (3, 1)
+    assert usage.accepted_per_position == [2, 1]
+    assert usage.step_seconds == SECONDS + SECONDS
+
+
+def test_a_step_may_come_in_pieces(tokenizer: Tokenizer) -> None:
+    given = answer(tokenizer, max_tokens=5)
+    given.extend(chunk(prefill=40))
+    whole = chunk(step([41, 42, 43, 44], [False] * 3, 7))
+    for start, stop in ((0, 2), (2, 4)):
+        info = whole["meta_info"] | {records.KEY: whole["meta_info"][records.KEY][start:stop]}
+        last = given.extend({"output_ids": whole["output_ids"][start:stop], "meta_info": info})
+    assert last.usage is not None
+    assert last.usage.steps == 1
+    assert last.usage.accepted_per_position == [1, 1, 1]
+    assert last.usage.step_seconds == SECONDS
 
 
 def test_nothing_after_a_stop_inside_a_run_counts(tokenizer: Tokenizer) -> None:
@@ -72,6 +90,7 @@ def test_nothing_after_a_stop_inside_a_run_counts(tokenizer: Tokenizer) -> None:
     assert delta.usage is not None
     assert delta.usage.completion_tokens == 3
     assert (delta.usage.accepted_tokens, delta.usage.promoted_tokens) == (2, 0)
+    assert delta.usage.accepted_per_position == [1, 1]
 
 
 def test_a_step_without_drafts_is_a_step(tokenizer: Tokenizer) -> None:
