@@ -53,11 +53,10 @@ class Eagle3Drafter:
             self._cache.commit(request, ())  # drops the tree
         rows = pack_chains(extensions, self._cache)
         above = states.to(self._head.device, self._head.dtype)
-        computed = self._forward(rows, above)
+        computed, *best = self._forward(rows, above, rows.last)
         commit_chains(rows, self._cache)
-        last = computed[rows.last]
-        self._states[self._trees.slots(requests), 0] = last
-        self._trees.plant(requests, [added[-1] for _, added in extensions], *self._best(last))
+        self._states[self._trees.slots(requests), 0] = computed[rows.last]
+        self._trees.plant(requests, [added[-1] for _, added in extensions], *best)
         return self._trees.confidence(requests)
 
     @property
@@ -71,13 +70,17 @@ class Eagle3Drafter:
 
     def _expand(self, level: Level) -> tuple[Tensor, Tensor]:
         above = self._states[level.slots, level.parents]
-        computed = self._forward(pack_level(level, self._cache), above)
+        rows = pack_level(level, self._cache)
+        computed, *best = self._forward(rows, above, range(len(rows.tokens)))
         self._states[level.slots, level.rows] = computed
-        return self._best(computed)
+        return best[0], best[1]
 
-    def _forward(self, rows: Rows, above: Tensor) -> Tensor:
-        return self._head.forward(rows.tokens, above, rows.positions, self._cache, rows.segments)
-
-    def _best(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs, children = best_children(self._head.logits(states), self._trees.width)
-        return logprobs, self._head.target_ids[children]
+    def _forward(
+        self, rows: Rows, above: Tensor, wanted: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The states after the rows, and the best children of the rows `wanted`."""
+        states, logits = self._head.forward(
+            rows.tokens, above, rows.positions, self._cache, rows.segments, wanted
+        )
+        logprobs, children = best_children(logits, self._trees.width)
+        return states, logprobs, self._head.target_ids[children]

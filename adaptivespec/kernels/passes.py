@@ -56,33 +56,40 @@ def decode(
 @njit(nogil=True, cache=True)
 def head(
     counters: Counters, tokens: Any, embedding: Any, states: Any, token_norm: Any, state_norm: Any,
-    residual_normed: bool, sizes: Sizes, layers: Layers, batch: Batch, buffers: Buffers,
-    arena: Any, out: Any, rank: int,
+    residual_normed: bool, sizes: Sizes, layers: Layers, norm: Any, output: Any, zeros: Any,
+    batch: Batch, buffers: Buffers, arena: Any, wanted: Any, out: Any, normed: Any, logits: Any,
+    rank: int,
 ) -> None:  # fmt: skip
-    """An EAGLE-3 head's layer: tokens int64 [T], each with the state [T, hidden] before it, to the
-    states `out` after them."""
+    """An EAGLE-3 head: tokens int64 [T], each with the state [T, hidden] before it -> the states
+    `out` [T, hidden] after them, those of the rows `wanted` int64 [R] `normed`, and their float32
+    logits [R, panels * PANEL] by the packed weights `output`."""
     rows, width, x = len(tokens), sizes.hidden, buffers.x
     done = 0
     m = claim(counters, 0, rows, rank)
     while m < rows:
-        normed = buffers.normed[m]
+        inputs = buffers.normed[m]
         _widen_row(embedding[tokens[m]], x[m])
-        normalise(x[m], token_norm, sizes.eps, normed[:width])
+        normalise(x[m], token_norm, sizes.eps, inputs[:width])
         _widen_row(states[m], x[m])
-        normalise(x[m], state_norm, sizes.eps, normed[width : 2 * width])
+        normalise(x[m], state_norm, sizes.eps, inputs[width : 2 * width])
         if residual_normed:
-            _widen_row(normed[width : 2 * width], x[m])
+            _widen_row(inputs[width : 2 * width], x[m])
         done += 1
         m = claim(counters, 0, rows, rank)
     phase = finish(counters, 0, done, rows)
     phase = run_layer(counters, phase, 0, rows, sizes, layers, batch, buffers, arena[0], rank)
-    done = 0
-    m = claim(counters, phase, rows, rank)
-    while m < rows:
-        _narrow_row(x[m], out[m])
+    chunks, done = rows + len(wanted), 0
+    m = claim(counters, phase, chunks, rank)
+    while m < chunks:
+        if m < rows:
+            _narrow_row(x[m], out[m])
+        else:
+            normalise(x[wanted[m - rows]], norm, sizes.eps, normed[m - rows])
         done += 1
-        m = claim(counters, phase, rows, rank)
-    finish(counters, phase, done, rows)
+        m = claim(counters, phase, chunks, rank)
+    phase = finish(counters, phase, done, chunks)
+    tile = buffers.tile[rank]
+    project(counters, phase, len(wanted), normed, output, zeros, logits, tile, False, rank)
 
 
 @njit(nogil=True, cache=True)

@@ -47,18 +47,18 @@ class Linear:
     """x [R, in] -> float32 x @ weight.T [R, out]."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._out = len(weight)
-        self._weight = as_array(packed(weight))
-        self._bias = np.zeros(len(self._weight) * PANEL, np.float32)
+        self.out = len(weight)
+        self.weight = as_array(packed(weight))
+        self.bias = np.zeros(len(self.weight) * PANEL, np.float32)
         self._team = team()
         self._counters = self._team.counters(1)
         self._tile = np.empty((self._team.threads, MOST_ROWS, PANEL), np.float32)
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = torch.empty((len(x), len(self._bias)))
-        arrays = as_array(x.contiguous()), self._weight, self._bias, out.numpy(), self._tile
+        out = torch.empty((len(x), len(self.bias)))
+        arrays = as_array(x.contiguous()), self.weight, self.bias, out.numpy(), self._tile
         self._team.run(passes.linear, self._counters, *arrays)
-        return out[:, : self._out]
+        return out[:, : self.out]
 
 
 class RMSNorm:

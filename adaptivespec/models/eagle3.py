@@ -8,6 +8,7 @@ token after that.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from adaptivespec.engine.cache import KVCache
 from adaptivespec.kernels import passes
 from adaptivespec.kernels.linear import as_array
-from adaptivespec.kernels.stack import Stack, compiles_layers
+from adaptivespec.kernels.stack import Linear, Stack, compiles_layers
 from adaptivespec.models.attention import Packing, Segment
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.eagle3_config import HeadConfig, read_head_config
@@ -60,8 +61,6 @@ class Eagle3Head:
         layer = config.layer
         self.config = config
         self.dtype, self.device = embedding.dtype, embedding.device
-        self._norm = make_norm(weights["norm.weight"], layer.rms_norm_eps)
-        self._head = make_linear(weights["lm_head.weight"])
         rope = Rope(layer.head_dim, layer.rope_theta, layer.rope_scaling, self.dtype, self.device)
         midlayer = {
             name.removeprefix("midlayer."): weight
@@ -69,8 +68,9 @@ class Eagle3Head:
             if name.startswith("midlayer.")
         }
         compiled = compiles_layers(layer, self.dtype, self.device)
-        make = _CompiledLayer if compiled else _TorchLayer
-        self._layer = make(config, midlayer, embedding, rope)
+        make = _CompiledHead if compiled else _TorchHead
+        outer = weights["norm.weight"], weights["lm_head.weight"]
+        self._run = make(config, midlayer, *outer, embedding, rope)
         ids = torch.arange(config.draft_vocab_size, device=self.device)
         self.target_ids = ids + weights["d2t"] if "d2t" in weights else ids
         """int64 [draft vocabulary]: the target's id of each draft token."""
@@ -88,28 +88,32 @@ class Eagle3Head:
         positions: Tensor,
         cache: KVCache,
         segments: Sequence[Segment],
-    ) -> Tensor:
+        wanted: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
         """One pass over tokens int64 [T], the target's ids, each with the state [T, H] before it: a
         projected one of the target, or this function's own result for the token before. `positions`
-        int64 [T] are those of the states. Returns the states [T, H] after the tokens."""
-        x = self._layer(tokens, states, positions, cache, segments)
-        return self._norm(x) if self.config.norm_output else x
-
-    @torch.inference_mode()
-    def logits(self, states: Tensor) -> Tensor:
-        """Results of `forward` [R, H] -> logits [R, draft vocabulary]."""
-        return self._head(states if self.config.norm_output else self._norm(states))
+        int64 [T] are those of the states. Returns the states [T, H] after the tokens, and the
+        logits [R, draft vocabulary] of the R rows `wanted`."""
+        return self._run(tokens, states, positions, cache, segments, wanted)
 
 
-class _CompiledLayer:
-    """tokens [T] and the states before them [T, H] -> the states after them, not normed."""
-
-    def __init__(self, config: HeadConfig, weights: Weights, embedding: Tensor, rope: Rope) -> None:
-        self._stack = Stack(config.layer, [weights], rope)
+class _CompiledHead:
+    def __init__(
+        self,
+        config: HeadConfig,
+        midlayer: Weights,
+        norm: Tensor,
+        output: Tensor,
+        embedding: Tensor,
+        rope: Rope,
+    ) -> None:
+        self._config = config
+        self._stack = Stack(config.layer, [midlayer], rope)
+        self._norm = norm.float().numpy()
+        self._output = Linear(output)
         self._embedding = as_array(embedding)
-        self._token_norm = weights["input_layernorm.weight"].float().numpy()
-        self._state_norm = weights["hidden_norm.weight"].float().numpy()
-        self._residual_normed = config.norm_before_residual
+        self._token_norm = midlayer["input_layernorm.weight"].float().numpy()
+        self._state_norm = midlayer["hidden_norm.weight"].float().numpy()
 
     def __call__(
         self,
@@ -118,10 +122,15 @@ class _CompiledLayer:
         positions: Tensor,
         cache: KVCache,
         segments: Sequence[Segment],
-    ) -> Tensor:
-        stack = self._stack
+        wanted: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        stack, output = self._stack, self._output
         batch, buffers = stack.batch(positions, cache, segments)
+        # where the states are to be normed, all rows are, whether their logits are wanted or not
+        rows = range(len(tokens)) if self._config.norm_output else wanted
         out = torch.empty((len(tokens), stack.sizes.hidden), dtype=cache.dtype)
+        normed = torch.empty((len(rows), stack.sizes.hidden), dtype=cache.dtype)
+        logits = torch.empty((len(rows), len(output.bias)))
         stack.team.run(
             passes.head,
             stack.counters,
@@ -130,33 +139,46 @@ class _CompiledLayer:
             as_array(states.contiguous()),
             self._token_norm,
             self._state_norm,
-            self._residual_normed,
+            self._config.norm_before_residual,
             stack.sizes,
             stack.layers,
+            self._norm,
+            output.weight,
+            output.bias,
             batch,
             buffers,
             as_array(cache.arena),
+            np.array(rows, dtype=np.int64),
             as_array(out),
+            as_array(normed),
+            logits.numpy(),
         )
-        return out
+        logits = logits[:, : output.out]
+        return (normed, logits[wanted]) if self._config.norm_output else (out, logits)
 
 
-class _TorchLayer:
-    """The same by torch's operators."""
+class _TorchHead:
+    def __init__(
+        self,
+        config: HeadConfig,
+        midlayer: Weights,
+        norm: Tensor,
+        output: Tensor,
+        embedding: Tensor,
+        rope: Rope,
+    ) -> None:
+        def make(weight: Tensor) -> RMSNorm:
+            return RMSNorm(weight, config.layer.rms_norm_eps)
 
-    def __init__(self, config: HeadConfig, weights: Weights, embedding: Tensor, rope: Rope) -> None:
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(weights[f"{name}.weight"], config.layer.rms_norm_eps)
-
+        self._config = config
         self._embedding = embedding
-        self._token_norm = norm("input_layernorm")
-        self._state_norm = norm("hidden_norm")
-        self._mlp_norm = norm("post_attention_layernorm")
-        self._attention = SelfAttention(config.layer, weights, "self_attn.", 0)
-        self._mlp = MLP(weights, "mlp.")
+        self._token_norm = make(midlayer["input_layernorm.weight"])
+        self._state_norm = make(midlayer["hidden_norm.weight"])
+        self._mlp_norm = make(midlayer["post_attention_layernorm.weight"])
+        self._attention = SelfAttention(config.layer, midlayer, "self_attn.", 0)
+        self._mlp = MLP(midlayer, "mlp.")
+        self._norm, self._output = make(norm), output
         self._rope = rope
-        self._group = config.layer.heads // config.layer.kv_heads
-        self._residual_normed = config.norm_before_residual
 
     def __call__(
         self,
@@ -165,13 +187,18 @@ class _TorchLayer:
         positions: Tensor,
         cache: KVCache,
         segments: Sequence[Segment],
-    ) -> Tensor:
-        packing = Packing(cache, segments, self._group)
+        wanted: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        layer = self._config.layer
+        packing = Packing(cache, segments, layer.heads // layer.kv_heads)
         normed = self._state_norm(states)
         x = torch.cat((self._token_norm(F.embedding(tokens, self._embedding)), normed), -1)
-        residual = normed if self._residual_normed else states
+        residual = normed if self._config.norm_before_residual else states
         x = residual + self._attention(x, self._rope.angles(positions), packing)
-        return x + self._mlp(self._mlp_norm(x))
+        x = x + self._mlp(self._mlp_norm(x))
+        final = self._norm(x)
+        logits = F.linear(final[torch.tensor(wanted, device=x.device)], self._output)
+        return final if self._config.norm_output else x, logits
 
 
 def load_projector(

@@ -67,8 +67,10 @@ def run(head: Eagle3Head, tokens: Tensor, states: Tensor, start: int = 0) -> tup
     cache = head.new_cache(len(tokens))
     cache.open(0, len(tokens))
     positions = torch.arange(start, start + len(tokens))
-    after = head.forward(tokens, states, positions, cache, [Segment(0, 0, len(tokens))])
-    return after, head.logits(after).log_softmax(-1)
+    count = len(tokens)
+    segments = [Segment(0, 0, count)]
+    after, logits = head.forward(tokens, states, positions, cache, segments, range(count))
+    return after, logits.log_softmax(-1)
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:

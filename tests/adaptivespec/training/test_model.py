@@ -118,23 +118,25 @@ class Reference:
         cache = self._head.new_cache(row + 1 + steps)
         cache.open(0, row + 1 + steps)
 
-        def extend(start: int, states: Tensor) -> Tensor:
+        def extend(start: int, states: Tensor) -> tuple[Tensor, Tensor]:
             count = len(states)
             positions = torch.arange(start, start + count)
             segments = [Segment(0, 0, count)]
-            after = self._head.forward(tokens[positions + 1], states, positions, cache, segments)
+            after, logits = self._head.forward(
+                tokens[positions + 1], states, positions, cache, segments, [count - 1]
+            )
             cache.commit(0, range(count))
-            return after[-1:]
+            return after[-1:], logits[0]
 
-        state = extend(0, self._project(text.aux[: row + 1]))
+        state, logits = extend(0, self._project(text.aux[: row + 1]))
         drafted: list[tuple[Tensor, bool]] = []
         for place in range(row, row + steps):
             if place > row:
-                state = extend(place, state)
+                state, logits = extend(place, state)
             if place + 2 >= len(tokens) or (token := int(tokens[place + 2])) not in self._drafts:
                 break
             wanted = (text.final[place + 1] @ self._given.target_head.T).softmax(-1)
-            logprobs = self._head.logits(state)[0].log_softmax(-1)
+            logprobs = logits.log_softmax(-1)
             hit = int(logprobs.argmax()) == self._drafts[token]
             drafted.append((-(wanted * logprobs).sum(), hit))
         return drafted
