@@ -42,24 +42,24 @@ SURPLUS = 4.0
 PROBE = Shape(1, 1, 2)
 """What one request drafts after a rest, whatever it is worth: the cheapest way to learn."""
 
-SHORTEST, LONGEST = 8, 128
+PROBES = 2
+"""Steps that probe after a rest, and after each of which something was accepted."""
+
+SHORTEST, LONGEST = 8, 512
 """Steps of a rest."""
 
-PROOFS = 3
-"""Steps for which one request is probed before all are fed again."""
+LASTING = 25
+"""Steps after which a drafter that still pays was no lucky moment's."""
 
-OPTIMISM = 0.25
-"""Tokens per step that the drafter is taken to be worth before it has shown anything."""
-
-RECENT = 0.125
-"""What the newest step weighs in the drafter's worth."""
+TRIAL = 6.0, 1.25
+"""`HOPE` of the steps behind a rest, until which the drafter has to pay for itself."""
 
 
 class Goodput:
     """One object serves all requests: they share passes, so they share prices.
 
-    While a drafter's worth is below what feeding it costs, it *rests*: adaptive requests do not
-    even feed it. Rests double in length while nothing changes, and end with one request's probe.
+    When steps with a drafter have been bringing less than plain decoding would, it *rests*:
+    adaptive requests do not even feed it. Rests double in length while nothing changes.
     """
 
     def __init__(self, settings: GoodputPolicy) -> None:
@@ -73,14 +73,12 @@ class Goodput:
         self._tokens, self._plain_tokens = gain * seen, seen
         self._gained, self._expanded = np.zeros((2, LIKELIHOODS))
         self._since_plain = PLAIN_EVERY
-        self._worth = OPTIMISM
+        self._awake = HOPE  # plain tokens since the last rest, and the gain over them
         self._rest, self._next_rest = 0, SHORTEST
-        self._probing = False
-        self._proofs = 0  # steps since the last rest
-        self._hopeful = False  # the drafter would pay if it were what drafters usually are
+        self._probes = 0  # steps that are yet to probe
+        self._since_rest = 0
         self._came = self._forecasts = SURPLUS
         self._forecasted: float | None = None  # tokens of this step's trees above their price
-        self._expected: float | None = None  # tokens of this step's draft above its price
 
     @property
     def reachable(self) -> list[Shape]:
@@ -94,9 +92,7 @@ class Goodput:
 
     @property
     def audience(self) -> int | None:
-        if self._rest:
-            return 0
-        return 1 if self._probing else None
+        return 0 if self._rest else None
 
     @property
     def gain(self) -> float:
@@ -126,27 +122,18 @@ class Goodput:
     def shapes(self, signals: Sequence[Signals], running: int) -> list[Shape]:
         """The largest shape for requests whose best first child is worth verifying, if their trees
         together are worth a draft."""
-        self._expected = None
         if not signals:
             return []
         prices, fixed = self._prices(running), self._theta(running) * self.costs.drafting
-
-        def forecast(learned: bool) -> tuple[Floats, float]:
-            worth = [self.calibration(s.rule).best(s.confidence, learned) for s in signals]
-            alike = np.repeat(worth, running if self._probing else 1)  # one stands for all
-            return np.array(worth), self._forecast(alike, prices)
-
-        worth, brought = forecast(learned=True)
-        expected = self._surplus * brought - fixed
-        self._hopeful = self._probing and forecast(learned=False)[1] > fixed
-        self._forecasted = brought if len(signals) == running else None
-        self._expected = max(expected, 0.0)
+        worth = np.array([self.calibration(s.rule).best(s.confidence) for s in signals])
+        brought = self._forecast(worth, prices)
+        self._forecasted = brought if len(signals) == running and not self._probes else None
         if self._since_plain >= PLAIN_EVERY:
             return [NO_DRAFT] * len(signals)
-        if expected > 0:
+        if self._surplus * brought > fixed:
             return [self._largest if each > prices.node else NO_DRAFT for each in worth]
         shapes = [NO_DRAFT] * len(signals)
-        if self._probing:
+        if self._probes:
             shapes[int(worth.argmax())] = PROBE
         return shapes
 
@@ -169,8 +156,7 @@ class Goodput:
         """What a drafter is told beside shapes; None: a request that asked for a shape."""
         prices = self._prices(running)
         rules = list(dict.fromkeys(s.rule for s in signals if s is not None))
-        free = self._probing and not self._expected
-        of = [UNPRICED if s is None or free else rules.index(s.rule) for s in signals]
+        of = [UNPRICED if s is None or self._probes else rules.index(s.rule) for s in signals]
         curves = [self.calibration(rule).curve for rule in rules]
         return Prices(prices.level, prices.expansion, prices.node, prices.onward, curves, of)
 
@@ -234,7 +220,7 @@ class Goodput:
             if step.growth.worth:
                 self._gained += step.growth.gained
                 self._expanded += step.growth.worth
-            if self._forecasted is not None and not self._probing:
+            if self._forecasted is not None:
                 prices = self._prices(step.requests)
                 spent = prices.node * (step.nodes - step.requests)
                 spent += prices.level * step.growth.passes
@@ -249,22 +235,19 @@ class Goodput:
         """Decide whether the drafter rests."""
         if self._rest:
             self._rest -= 1
-            self._probing = self._rest == 0
-            self._worth, self._proofs = 0.0, 0
+            self._probes = 0 if self._rest else PROBES
+            self._awake, self._since_rest = TRIAL, 0
             return
-        if self._expected is None:
-            return
-        net = self._expected - self._theta(step.requests) * self.costs.feeding(step.tokens)
-        self._expected = None
-        if self._hopeful and net < 0 and step.tokens > step.requests:
-            self._next_rest = SHORTEST
-            return  # what was probed was accepted: the next step probes again
-        self._worth += RECENT * (net - self._worth)
-        if self._worth < 0:
-            self._probing = False
+        if self._probes and step.growth is not None:
+            self._probes = PROBES if step.tokens > step.requests else self._probes - 1
+        steady = step._replace(fed=min(step.fed, step.tokens))  # a rest's arrears are paid once
+        plain = self.costs.seconds(steady) / self.costs.plain(step.requests) * step.requests
+        seen, gain = self._awake
+        total = MEMORY * seen + plain
+        self._awake = total, (MEMORY * seen * gain + step.tokens) / total
+        if self._awake[1] < 1:
             self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST)
-            return
-        self._proofs += 1
-        if not self._probing or self._proofs == PROOFS:  # one request may have had a good moment
-            self._probing = False
-            self._next_rest = max(self._next_rest // 2, SHORTEST)
+            self._probes = 0
+        self._since_rest += 1
+        if self._since_rest > LASTING:
+            self._next_rest = SHORTEST

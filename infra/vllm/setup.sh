@@ -7,7 +7,7 @@
 # A second call does what the first one left undone. PYTHON is the interpreter, python3.11 if unset.
 set -euo pipefail
 (($# == 1)) || { echo "usage: infra/vllm/setup.sh DIR" >&2; exit 2; }
-command -v g++ >/dev/null || { echo "g++ is needed: vLLM compiles its model as it starts" >&2; exit 1; }
+command -v g++ >/dev/null || { echo "no g++: vLLM compiles its model with it" >&2; exit 1; }
 dir=$(realpath -m -- "$1")
 cd "$(dirname "$0")/../.."
 

@@ -23,7 +23,7 @@ def observe(costs: CostModel, machine: Machine, steps: int, noise: float = 0.0) 
 def test_a_machines_prices_are_found(machine: Machine) -> None:
     costs = CostModel()
     observe(costs, machine, 150)
-    assert costs.node == pytest.approx(machine.node, rel=0.1, abs=machine.base / 2000)
+    assert costs.node == pytest.approx(machine.node, rel=0.1, abs=machine.base / 1000)
     assert costs.level == pytest.approx(machine.level, rel=0.1)
     assert costs.expansion == pytest.approx(machine.expansion, rel=0.2, abs=machine.base / 2000)
     assert costs.plain(8) == pytest.approx(machine.step(8, 8, 0, 0, None).total_s, rel=0.05)

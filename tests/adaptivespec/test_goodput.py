@@ -149,11 +149,11 @@ def plain_goodput(machine: Machine, requests: int) -> float:
 
 @pytest.mark.parametrize(("machine", "requests"), [(CPU, 1), (GPU, 4)], ids=["cpu", "gpu, four"])
 def test_a_useless_drafter_is_switched_off_within_20_steps(machine: Machine, requests: int) -> None:
-    world = World(machine, disagreeing, requests).run(goodput(), 200)
+    world = World(machine, disagreeing, requests).run(goodput(), 1000)
     after = world.drafted[20:]
-    assert sum(drafted > 0 for drafted in after) <= len(after) // 15
+    assert sum(drafted > 0 for drafted in after) <= len(after) // 50
     assert max(after) <= 1, "no more than a probe"
-    assert sum(fed > 0 for fed in world.fed[-LONGEST:]) <= 2
+    assert sum(fed > 0 for fed in world.fed[-LONGEST:]) <= LONGEST // 30
     assert world.goodput > 0.97 * plain_goodput(machine, requests)
 
 
