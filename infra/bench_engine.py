@@ -5,8 +5,8 @@
 Everything that is compared is measured in turn, round by round, because a shared machine drifts;
 minima and medians are of the same rounds. The floor of a pass is the larger of two times: the bytes
 of the weights and of the cached keys and values over the measured memory bandwidth, and two
-floating-point operations per weight and row over the measured rate of products. Where a pass spends
-its time is what torch's profiler sees of it, which itself takes some.
+floating-point operations per weight and row over the rate of torch's products. Where a pass spends
+its time is what its kernels take, and the rest: torch and Python around them.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from adaptivespec.engine.engine import TargetEngine
+from adaptivespec.kernels.team import Team
 from adaptivespec.messages import Chunk
 from adaptivespec.models.decoder import Decoder
-from adaptivespec.models.layers import make_linear
 from adaptivespec.models.loading import load_model
 from adaptivespec.models.sources import read_config, resolve
 from adaptivespec.sampling import SamplingParams
@@ -31,13 +31,6 @@ from adaptivespec.tree import DraftTrees, roots
 GREEDY = SamplingParams()
 VERIFIED = 16
 """Nodes per tree where several requests are verified."""
-KINDS = {
-    "linear maps": ("linear", "addmm"),
-    "attention": ("scaled_dot_product", "bmm", "softmax", "index_select"),
-    "keys and values": ("index_copy",),
-}
-"""Operators by parts of their names; all others are small ones."""
-
 Pass = Callable[[], object]
 Cases = dict[tuple[int, int], Pass]  # by requests and nodes per request
 
@@ -62,9 +55,8 @@ def machine(dtype: torch.dtype) -> tuple[dict[str, Pass], int, int]:
     """Calls that read memory and multiply, the bytes of the one and the operations of the other."""
     memory = torch.ones(2**26)  # zeros that were never written share one page
     rows, size = 256, 2048
-    product = make_linear(torch.randn(size, size, dtype=dtype))
-    x = torch.randn(rows, size, dtype=dtype)
-    calls: dict[str, Pass] = {"read": memory.sum, "multiply": lambda: product(x)}
+    weight, x = torch.randn(size, size, dtype=dtype), torch.randn(rows, size, dtype=dtype)
+    calls: dict[str, Pass] = {"read": memory.sum, "multiply": lambda: F.linear(x, weight)}
     return calls, memory.nbytes, 2 * rows * size * size
 
 
@@ -127,24 +119,29 @@ def bench_passes(cases: Cases, decoder: Decoder, weights: int, args: argparse.Na
 
 
 def bench_parts(cases: Cases, rounds: int) -> None:
-    """Milliseconds per pass and kind of operator; the rest of the wall time is Python's."""
-    print(f"\n{'requests':>8} {'nodes':>6} {'operators':>9}", end="")
-    print("".join(f" {kind:>15}" for kind in (*KINDS, "small operators", "Python")))
+    """Milliseconds per pass in each kernel, and in all else, medians of the rounds."""
+    spent: dict[str, float] = {}
+    run = Team.run
+
+    def timed_run(team: Team, kernel: Any, *args: Any) -> None:
+        started = time.perf_counter()
+        run(team, kernel, *args)
+        spent[kernel.__name__] = spent.get(kernel.__name__, 0.0) + time.perf_counter() - started
+
+    Team.run = timed_run  # type: ignore[assignment,method-assign]
+    kernels = ("decode", "linear")
+    print(f"\n{'requests':>8} {'nodes':>6} {'layers':>9} {'output':>9} {'other':>9}")
     for (batch, nodes), call in cases.items():
-        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        parts = []
+        for _ in range(rounds):
+            spent.clear()
             started = time.perf_counter()
-            for _ in range(rounds):
-                call()
+            call()
             wall = time.perf_counter() - started
-        parts = dict.fromkeys((*KINDS, "small operators"), 0.0)
-        events = profiled.key_averages()
-        for event in events:
-            names = (kind for kind, parts in KINDS.items() if any(p in event.key for p in parts))
-            parts[next(names, "small operators")] += event.self_cpu_time_total * 1e-6
-        parts["Python"] = wall - sum(parts.values())
-        count = sum(event.count for event in events) // rounds
-        print(f"{batch:8} {nodes:6} {count:9}", end="")
-        print("".join(f" {part / rounds * 1e3:15.2f}" for part in parts.values()))
+            parts.append([*(spent[kernel] for kernel in kernels), wall - sum(spent.values())])
+        medians = [statistics.median(part) * 1e3 for part in zip(*parts, strict=True)]
+        print(f"{batch:8} {nodes:6}" + "".join(f" {median:9.2f}" for median in medians))
+    Team.run = run  # type: ignore[method-assign]
 
 
 def bench_decode(decoder: Decoder, model: Any, args: argparse.Namespace) -> None:
