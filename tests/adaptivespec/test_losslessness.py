@@ -1,5 +1,5 @@
-"""kappa = 1: whatever drafter, policy and batch, output is transformers' own in float32, and that of
-plain decoding in bfloat16.
+"""Whatever drafter, policy and batch, with kappa = 1 output is transformers' own in float32, and
+that of plain decoding in bfloat16.
 
 The packaged model, 30 prompts of 64 tokens: eight at once with requests joining and leaving, a few
 also one at a time, and with a drafter that dies twice in every answer. Drafters may be bfloat16:
