@@ -94,12 +94,11 @@ class Calibration:
             self._curve = Curve(first.tolist(), other.tolist())
         return self._curve
 
-    def best(self, confidence: float, learned: bool = True) -> float:
-        """Probability that a best child of this probability in (0, 1] is accepted; by the prior
-        alone if not `learned`."""
+    def best(self, confidence: float) -> float:
+        """Probability that a best child of this probability in (0, 1] is accepted."""
         odds = math.log(confidence) - math.log1p(-min(confidence, 1 - 1e-9))
         knots = LOWEST + SPACING * np.arange(KNOTS)
-        return float(np.interp(odds, knots, self.curve.first if learned else self._prior[0]))
+        return float(np.interp(odds, knots, self.curve.first))
 
     def update(
         self, logprobs: Floats, first: NDArray[np.bool_], accepted: NDArray[np.bool_]

@@ -172,18 +172,16 @@ class Drafting:
         self._port = port
         self._max_rows = max_rows
 
-    def feeds(self, sequences: Iterable[Drafts], audience: int | None = None) -> list[Feed[Drafts]]:
-        """What the drafter lacks of these, within what a step may carry; at most `audience` of
-        those that leave their shapes to the policy."""
+    def feeds(self, sequences: Iterable[Drafts], rests: bool = False) -> list[Feed[Drafts]]:
+        """What the drafter lacks of these, within what a step may carry; nothing for those that
+        leave their shapes to a policy that `rests`."""
         feeds, budget = [], self._max_rows
         # Those that lack least go first: running answers keep their speculation while a prompt, or
         # all that a new drafter has to catch up with, streams in.
-        wanting = [s for s in sequences if s.drafts and s.cached]
+        wanting = [
+            s for s in sequences if s.drafts and s.cached and not (rests and s.mode == "adaptive")
+        ]
         for sequence in sorted(wanting, key=lambda s: s.cached - s.fed):
-            if audience is not None and sequence.mode == "adaptive":
-                if audience == 0:
-                    continue
-                audience -= 1
             rows = sequence.unfed(budget)
             if rows.stop > rows.start:
                 feeds.append(Feed(sequence, rows))

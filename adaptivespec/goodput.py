@@ -91,8 +91,8 @@ class Goodput:
         return [NO_DRAFT, *trees]
 
     @property
-    def audience(self) -> int | None:
-        return 0 if self._rest else None
+    def rests(self) -> bool:
+        return self._rest > 0
 
     @property
     def gain(self) -> float:

@@ -32,8 +32,8 @@ class Policy(Protocol):
         """Every shape that `shapes` can return, so that each can be prepared for."""
 
     @property
-    def audience(self) -> int | None:
-        """How many of the requests that follow the policy may feed the drafter; None: all."""
+    def rests(self) -> bool:
+        """Whether requests that follow the policy do not even feed the drafter."""
 
     def signals(self, rule: Rule = STRICT) -> Signals:
         """Signals of a new request."""
@@ -55,7 +55,7 @@ class Policy(Protocol):
 class _Unlearning:
     """What policies do that learn nothing from steps."""
 
-    audience = None
+    rests = False
 
     def prices(self, signals: Sequence[Signals | None], running: int) -> None:
         return None

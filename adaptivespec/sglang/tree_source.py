@@ -47,7 +47,7 @@ class TreeSource:
             return Fed()
         try:
             held = self._requests.hold(sequences)
-            feeds = remote.drafting.feeds(held, self._policy.audience)
+            feeds = remote.drafting.feeds(held, self._policy.rests)
             started = time.perf_counter()
             if self._states is not None and feeds:
                 remote.link.send_states(self._states.read(feeds, slots))
