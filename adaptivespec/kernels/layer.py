@@ -110,65 +110,39 @@ def _block(rows: int, m: int) -> int:
     return -(-(rows - m) // blocks)
 
 
+STORE, ADD, GATE = range(3)
+"""What becomes of a product: `out` is it, it is added to `out`, or it is gates and ups, and `out`
+is silu(gate) * up."""
+
+
 @njit(nogil=True)
 def project(
     counters: Counters, phase: int, rows: int, x: Any, w: Any, bias: Any, out: Any, tile: Any,
-    added: bool, rank: int,
+    what: int, rank: int,
 ) -> int:  # fmt: skip
-    """A phase: float32 out = x @ w.T + bias, or that added to it. Rows of `out` have room for whole
-    panels."""
+    """A phase: x @ w.T + bias, and `what` becomes of it. `out` is float32, elements for GATE; its
+    rows have room for whole panels."""
     panels, done, like = len(w), 0, x[0, 0]
     from_x, x_stride, from_w, w_stride = x.ctypes.data, x.strides[0], w.ctypes.data, w.strides[0]
-    from_bias, to, stride, temporary = (
-        bias.ctypes.data,
-        out.ctypes.data,
-        out.strides[0],
-        tile.ctypes.data,
-    )
+    from_bias, temporary = bias.ctypes.data, tile.ctypes.data
+    to, stride, width = out.ctypes.data, out.strides[0], PANEL * out.itemsize
+    if what == GATE:
+        width //= 2
     p = claim(counters, phase, panels, rank)
     while p < panels:
         m = 0
         while m < rows:
             count = _block(rows, m)
-            place = to + m * stride + p * 4 * PANEL
+            place = to + m * stride + p * width
             product(
                 like, count, from_x + m * x_stride, x_stride, from_w + p * w_stride,
-                from_bias + p * 4 * PANEL, temporary if added else place,
-                4 * PANEL if added else stride, w.shape[1],
+                from_bias + p * 4 * PANEL, place if what == STORE else temporary,
+                stride if what == STORE else 4 * PANEL, w.shape[1],
             )  # fmt: skip
-            if added:
+            if what == ADD:
                 add_rows(count, temporary, 4 * PANEL, place, stride)
-            m += count
-        done += 1
-        p = claim(counters, phase, panels, rank)
-    return finish(counters, phase, done, panels)
-
-
-@njit(nogil=True)
-def _gate(
-    counters: Counters, phase: int, rows: int, x: Any, w: Any, bias: Any, out: Any, tile: Any,
-    rank: int,
-) -> int:  # fmt: skip
-    """A phase: out = silu(gate(x)) * up(x)."""
-    panels, done, like = len(w), 0, x[0, 0]
-    from_x, x_stride, from_w, w_stride = x.ctypes.data, x.strides[0], w.ctypes.data, w.strides[0]
-    from_bias, to, stride, temporary = (
-        bias.ctypes.data,
-        out.ctypes.data,
-        out.strides[0],
-        tile.ctypes.data,
-    )
-    p = claim(counters, phase, panels, rank)
-    while p < panels:
-        m = 0
-        while m < rows:
-            count = _block(rows, m)
-            product(
-                like, count, from_x + m * x_stride, x_stride, from_w + p * w_stride,
-                from_bias + p * 4 * PANEL, temporary, 4 * PANEL, w.shape[1],
-            )  # fmt: skip
-            place = to + m * stride + p * LANES * out.itemsize
-            gate_rows(like, count, temporary, 4 * PANEL, place, stride)
+            elif what == GATE:
+                gate_rows(like, count, temporary, 4 * PANEL, place, stride)
             m += count
         done += 1
         p = claim(counters, phase, panels, rank)
@@ -211,7 +185,7 @@ def run_layer(
     x, tile = buffers.x, buffers.tile[rank]
     phase = project(
         counters, phase, rows, buffers.normed, layers.qkv[layer], layers.qkv_bias[layer],
-        buffers.qkv, tile, False, rank,
+        buffers.qkv, tile, STORE, rank,
     )  # fmt: skip
 
     done = 0
@@ -236,16 +210,16 @@ def run_layer(
 
     phase = project(
         counters, phase, rows, buffers.attended, layers.out[layer], layers.out_bias[layer], x, tile,
-        True, rank,
+        ADD, rank,
     )  # fmt: skip
     phase = normalise_rows(
         counters, phase, rows, x, layers.mlp_norm[layer], sizes.eps, buffers.normed, rank
     )
-    phase = _gate(
+    phase = project(
         counters, phase, rows, buffers.normed, layers.gate_up[layer], layers.gate_up_bias[layer],
-        buffers.gated, tile, rank,
+        buffers.gated, tile, GATE, rank,
     )  # fmt: skip
     return project(
         counters, phase, rows, buffers.gated, layers.down[layer], layers.down_bias[layer], x, tile,
-        True, rank,
+        ADD, rank,
     )  # fmt: skip

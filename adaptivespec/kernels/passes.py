@@ -5,6 +5,7 @@ from typing import Any
 from numba import njit
 
 from adaptivespec.kernels.layer import (
+    STORE,
     Batch,
     Buffers,
     Layers,
@@ -89,13 +90,13 @@ def head(
         m = claim(counters, phase, chunks, rank)
     phase = finish(counters, phase, done, chunks)
     tile = buffers.tile[rank]
-    project(counters, phase, len(wanted), normed, output, zeros, logits, tile, False, rank)
+    project(counters, phase, len(wanted), normed, output, zeros, logits, tile, STORE, rank)
 
 
 @njit(nogil=True, cache=True)
 def linear(counters: Counters, x: Any, w: Any, bias: Any, out: Any, tile: Any, rank: int) -> None:
     """float32 out [R, panels * PANEL] = x [R, inputs] @ w.T + bias, w packed."""
-    project(counters, 0, len(x), x, w, bias, out, tile[rank], False, rank)
+    project(counters, 0, len(x), x, w, bias, out, tile[rank], STORE, rank)
 
 
 @njit(nogil=True, cache=True)
