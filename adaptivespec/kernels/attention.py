@@ -6,16 +6,15 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from adaptivespec.kernels.vectors import (
-    LANES,
+from adaptivespec.kernels.emit import LANES
+from adaptivespec.kernels.products import (
     MOST_ROWS,
     QUERIES,
-    narrow,
     narrow_product,
     narrow_weighted,
-    softmax,
     weighted,
 )
+from adaptivespec.kernels.vectors import narrow, softmax
 
 ROW, STOP, KEY, END, MASK, SEEN, UNIT = range(7)
 """Columns of a segment: its rows ROW:STOP of the batch; its request's arena positions KEY:END; its

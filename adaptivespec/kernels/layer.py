@@ -10,17 +10,11 @@ import numpy as np
 from numba import njit
 
 from adaptivespec.kernels import attention
+from adaptivespec.kernels.emit import LANES
 from adaptivespec.kernels.linear import PANEL, Array
+from adaptivespec.kernels.products import MOST_ROWS, product
 from adaptivespec.kernels.team import Counters, claim, finish
-from adaptivespec.kernels.vectors import (
-    LANES,
-    MOST_ROWS,
-    add_rows,
-    gate_rows,
-    narrow,
-    product,
-    sum_of_squares,
-)
+from adaptivespec.kernels.vectors import add_rows, gate_rows, narrow, sum_of_squares
 
 PHASES = 8
 """Of one layer."""

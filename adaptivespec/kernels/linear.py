@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptivespec.kernels.vectors import LANES
+from adaptivespec.kernels.emit import LANES
 
 VECTORS = 2
 PANEL = VECTORS * LANES

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from adaptivespec.engine.cache import KVCache
 from adaptivespec.kernels import attention, passes
+from adaptivespec.kernels.emit import LANES
 from adaptivespec.kernels.layer import PHASES, Batch, Buffers, Layers, Sizes
 from adaptivespec.kernels.linear import PANEL, Array, as_array, packed
+from adaptivespec.kernels.products import MOST_ROWS, QUERIES
 from adaptivespec.kernels.team import Team
-from adaptivespec.kernels.vectors import LANES, MOST_ROWS, QUERIES
 from adaptivespec.models.attention import Segment
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.rope import Rope

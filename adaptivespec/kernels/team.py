@@ -17,7 +17,7 @@ from numba import njit
 from numba.core import types
 from numpy.typing import NDArray
 
-from adaptivespec.kernels.vectors import fetch_add, load_acquire
+from adaptivespec.kernels.atomics import fetch_add, load_acquire
 
 _LINE = 64
 """Bytes of a cache line: counters of different threads are kept apart."""
