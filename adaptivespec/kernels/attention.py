@@ -8,8 +8,9 @@ from numba import njit
 
 from adaptivespec.kernels.emit import LANES
 from adaptivespec.kernels.products import (
-    MOST_ROWS,
+    MOST_KEYS,
     QUERIES,
+    WIDE,
     narrow_product,
     narrow_weighted,
     weighted,
@@ -60,9 +61,9 @@ def attend(
     if segments[s, MASK] < 0:  # the last query of a chain sees no further
         keys -= segments[s, STOP] - row - 1 - (first + queries - 1) // group
     start = arena[head].ctypes.data + key * dim * size
-    for k in range(0, keys, MOST_ROWS):
+    for k in range(0, keys, MOST_KEYS):
         narrow_product(
-            like, min(keys - k, MOST_ROWS), start + k * dim * size, dim * size,
+            like, min(keys - k, MOST_KEYS), start + k * dim * size, dim * size,
             panel.ctypes.data, zeros.ctypes.data, scores.ctypes.data + 4 * LANES * k, 4 * LANES,
             dim // per_step,
         )  # fmt: skip
@@ -73,14 +74,14 @@ def attend(
     for j in range(0, queries, QUERIES):
         d = 0
         while d < dim:
-            wide = d + 4 * LANES <= dim
+            wide = d + WIDE * LANES <= dim
             place = scores.ctypes.data + 4 * j, start + d * size, dim * size
             to = block.ctypes.data + 4 * d
             if wide:
                 weighted(like, place[0], place[1], place[2], to, 4 * dim, keys)
             else:
                 narrow_weighted(like, place[0], place[1], place[2], to, 4 * dim, keys)
-            d += 4 * LANES if wide else LANES
+            d += WIDE * LANES if wide else LANES
         for i in range(min(QUERIES, queries - j)):
             query = first + j + i
             to = (head * group + query % group) * dim

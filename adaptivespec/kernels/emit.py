@@ -1,18 +1,22 @@
 """Writing LLVM code: what numba's intrinsics here are made of.
 
 numba turns loops over arrays into vectors only where it can prove enough, and knows neither bf16
-nor atomics. Addresses and strides are int64, in bytes. A vector is LANES float32; on a CPU with
-smaller registers LLVM splits it.
+nor atomics. Addresses and strides are int64, in bytes. A vector is LANES float32, which
+is a register of AVX-512 or AVX2, and two of most other CPUs.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
-LANES = 16
+FEATURES = llvm.get_host_cpu_features()
+LANES = 16 if FEATURES.get("avx512f") else 8
+VECTOR = 4 * LANES
+"""Bytes of a vector."""
 
 I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F32 = ir.FloatType()

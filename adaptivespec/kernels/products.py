@@ -5,19 +5,21 @@ or keys there are beside it: so a token has the same bits in a batch, in a tree 
 """
 
 from collections.abc import Callable
+from itertools import product as product_of
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.extending import intrinsic
 
 from adaptivespec.kernels.emit import (
     BYTE,
     F32,
+    FEATURES,
     I16,
     I32,
     I64,
     LANES,
+    VECTOR,
     BFloat16,
     Builder,
     Value,
@@ -34,10 +36,12 @@ from adaptivespec.kernels.emit import (
     widened,
 )
 
-_FEATURES = llvm.get_host_cpu_features()
-_DOT_BF16 = bool(_FEATURES.get("avx512bf16"))
-MOST_ROWS = 12 if _FEATURES.get("avx512f") else 3
-"""Rows of a product that are computed at once: as many as registers hold."""
+_DOT_BF16 = bool(FEATURES.get("avx512bf16"))
+_REGISTERS = 32 if FEATURES.get("avx512f") else 16
+MOST_ROWS = 12 if _REGISTERS == 32 else 4
+"""Rows of a product that are computed at once: as many as registers hold, measured."""
+MOST_KEYS = 12 if _REGISTERS == 32 else 8
+"""Rows of a `narrow_product`."""
 
 _PREFETCH = 8192
 """Bytes that weights are fetched ahead of their use; measured, of 1 to 8 KiB the best."""
@@ -47,17 +51,20 @@ def _product(bf16: bool, vectors: int, most_rows: int) -> Callable[..., None]:
     """What `product` and `narrow_product` emit."""
     kind, element = vector_of(F32), I32 if bf16 else F32
 
-    def multiply(b: Builder, x: Value, w: Value, total: Value) -> Value:
+    def terms(b: Builder, x: Value) -> list[Value]:
+        """What elements of one step are multiplied as, one after the other."""
         if not bf16:
-            return fma(b, x, w, total)
+            return [x]
         if _DOT_BF16:
-            pairs = ir.VectorType(BFloat16(), 2 * LANES)
-            operands = [b.bitcast(v, pairs) for v in (x, w)]
-            return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", kind, total, *operands)
-        sixteen, high = constant(vector_of(I32), 16), constant(vector_of(I32), 0xFFFF0000)
-        for part in (lambda v: b.shl(v, sixteen), lambda v: b.and_(v, high)):
-            total = fma(b, b.bitcast(part(x), kind), b.bitcast(part(w), kind), total)
-        return total
+            return [b.bitcast(x, ir.VectorType(BFloat16(), 2 * LANES))]
+        low = b.shl(x, constant(vector_of(I32), 16))
+        high = b.and_(x, constant(vector_of(I32), 0xFFFF0000))
+        return [b.bitcast(part, kind) for part in (low, high)]
+
+    def add_product(b: Builder, x: Value, w: Value, total: Value) -> Value:
+        if bf16 and _DOT_BF16:
+            return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", kind, total, x, w)
+        return fma(b, x, w, total)
 
     def rows_of(
         b: Builder,
@@ -70,28 +77,28 @@ def _product(bf16: bool, vectors: int, most_rows: int) -> Callable[..., None]:
         out_stride: Value,
         steps: Value,
     ) -> None:
-        biases = [load(b, b.add(bias, I64(64 * n)), kind) for n in range(vectors)]
         starts = [offset(b, x, x_stride, m) for m in range(rows)]
+        places = [I64(VECTOR * n) for n in range(vectors)]
 
         def body(i: Value, totals: list[Value]) -> list[Value]:
             weights = []
-            for n in range(vectors):
-                address = b.add(w, b.add(b.mul(i, I64(64 * vectors)), I64(64 * n)))
+            for place in places:
+                address = b.add(w, b.add(b.mul(i, I64(VECTOR * vectors)), place))
                 weights.append(load(b, address, vector_of(element)))
                 ahead = b.inttoptr(b.add(address, I64(_PREFETCH)), BYTE)
                 call(b, "llvm.prefetch.p0", ir.VoidType(), ahead, I32(0), I32(3), I32(1))
-            results = []
-            for m, start in enumerate(starts):
-                shared = splat(b, load(b, b.add(start, b.mul(i, I64(4))), element))
-                for n, weight in enumerate(weights):
-                    results.append(multiply(b, shared, weight, totals[m * vectors + n]))
-            return results
+            shared = [splat(b, load(b, b.add(at, b.mul(i, I64(4))), element)) for at in starts]
+            # Term by term, so that of every weight no more than one is in a register.
+            for term in zip(*(terms(b, value) for value in shared + weights), strict=True):
+                pairs = zip(product_of(term[:rows], term[rows:]), totals, strict=True)
+                totals = [add_product(b, *factors, total) for factors, total in pairs]
+            return totals
 
-        totals = loop(b, steps, biases * rows, body)
+        biases = [load(b, b.add(bias, place), kind) for place in places]
+        totals = iter(loop(b, steps, biases * rows, body))
         for m in range(rows):
-            for n in range(vectors):
-                address = b.add(offset(b, out, out_stride, m), I64(64 * n))
-                store(b, totals[m * vectors + n], address)
+            for place in places:
+                store(b, next(totals), b.add(offset(b, out, out_stride, m), place))
 
     def emit(b: Builder, rows: Value, *args: Value) -> None:
         done = b.append_basic_block()
@@ -138,12 +145,14 @@ def narrow_product(
     out_stride: Any,
     steps: Any,
 ) -> Any:
-    """`product` for LANES outputs."""
-    return code_for(like, lambda bf16: _product(bf16, 1, MOST_ROWS), 8)
+    """`product` for LANES outputs, and up to MOST_KEYS rows."""
+    return code_for(like, lambda bf16: _product(bf16, 1, MOST_KEYS), 8)
 
 
 QUERIES = 4
 """Sums that `weighted` makes at once."""
+WIDE = _REGISTERS // 8
+"""Vectors of each of them."""
 
 
 def _weighted(bf16: bool, vectors: int) -> Callable[..., None]:
@@ -161,14 +170,14 @@ def _weighted(bf16: bool, vectors: int) -> Callable[..., None]:
         def values_at(row: Value, n: int) -> Value:
             if bf16:
                 return widened(b, load(b, b.add(row, I64(2 * LANES * n)), vector_of(I16)))
-            return load(b, b.add(row, I64(4 * LANES * n)), kind)
+            return load(b, b.add(row, I64(VECTOR * n)), kind)
 
         def body(i: Value, totals: list[Value]) -> list[Value]:
             row = b.add(values, b.mul(i, stride))
             loaded = [values_at(row, n) for n in range(vectors)]
             results = []
             for q in range(QUERIES):
-                address = b.add(weights, b.add(b.mul(i, I64(4 * LANES)), I64(4 * q)))
+                address = b.add(weights, b.add(b.mul(i, I64(VECTOR)), I64(4 * q)))
                 weight = splat(b, load(b, address, F32))
                 for n, value in enumerate(loaded):
                     results.append(fma(b, weight, value, totals[q * vectors + n]))
@@ -177,7 +186,7 @@ def _weighted(bf16: bool, vectors: int) -> Callable[..., None]:
         totals = loop(b, count, [constant(kind, 0.0)] * (QUERIES * vectors), body)
         for q in range(QUERIES):
             for n in range(vectors):
-                address = b.add(offset(b, out, out_stride, q), I64(64 * n))
+                address = b.add(offset(b, out, out_stride, q), I64(VECTOR * n))
                 store(b, totals[q * vectors + n], address)
 
     return emit
@@ -195,8 +204,8 @@ def weighted(
     count: Any,
 ) -> Any:
     """out[q, :] = sum over l of weights[l, q] * values[l, :], float32, for QUERIES queries and
-    4 * LANES values a row. weights: float32 [count, LANES]. values: rows of elements."""
-    return code_for(like, lambda bf16: _weighted(bf16, 4), 6)
+    WIDE * LANES values a row. weights: float32 [count, LANES]. values: rows of elements."""
+    return code_for(like, lambda bf16: _weighted(bf16, WIDE), 6)
 
 
 @intrinsic
