@@ -14,11 +14,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptivespec.pricing import KNOTS, LOWEST, SPACING, Curve, best_children
+from adaptivespec.kernels import worth
+from adaptivespec.pricing import KNOTS, LOWEST, SPACING, Curve
 from adaptivespec.tree import DraftTrees
 
 Floats = NDArray[np.float64]
@@ -46,23 +46,19 @@ class Outcomes(NamedTuple):
     row: NDArray[np.int64]
 
 
-def accepted_nodes(trees: DraftTrees, path: Tensor) -> Tensor:
-    """bool [B, N]: the nodes on Walk.path [B, N], the root too."""
-    size = trees.tokens.shape[1]
-    on = torch.zeros((len(path), size + 1), dtype=torch.bool, device=path.device)
-    return on.scatter_(1, torch.where(path < 0, size, path).long(), True)[:, :size]
+def accepted_nodes(path: Tensor) -> NDArray[np.bool_]:
+    """bool [B, N]: the nodes on Walk.path [B, N], on the CPU, the root too."""
+    accepted = np.empty(path.shape, np.bool_)
+    worth.accepted_nodes(path.numpy(), accepted)
+    return accepted
 
 
-def outcomes(trees: DraftTrees, accepted: Tensor) -> Outcomes:
+def outcomes(trees: DraftTrees, accepted: NDArray[np.bool_]) -> Outcomes:
     """What verified trees, on the CPU, tell: `accepted` as of `accepted_nodes`."""
-    below = (trees.tokens >= 0) & (trees.parents >= 0)
-    known = below & accepted.gather(1, trees.parents.clamp_min(0).long())
-    return Outcomes(
-        trees.logprobs[known].double().numpy(),
-        best_children(trees)[known].numpy(),
-        accepted[known].numpy(),
-        known.nonzero()[:, 0].numpy(),
-    )
+    known, first = np.empty_like(accepted), np.empty_like(accepted)
+    worth.outcomes(trees.tokens.numpy(), trees.parents.numpy(), accepted, known, first)
+    logprobs = trees.logprobs.numpy()[known].astype(np.float64)
+    return Outcomes(logprobs, first[known], accepted[known], known.nonzero()[0])
 
 
 class Calibration:

@@ -10,16 +10,17 @@ that it brings. docs/method.md derives this.
 from collections.abc import Sequence
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptivespec.appraisal import worths
 from adaptivespec.calibration import Calibration, Floats, Reliability, accepted_nodes, outcomes
 from adaptivespec.config import DCSPolicy, GoodputPolicy
 from adaptivespec.cost import CostModel, StepWork
-from adaptivespec.pricing import LIKELIHOODS, UNPRICED, Appraisal, Prices, best_children
+from adaptivespec.pricing import LIKELIHOODS, UNPRICED, Prices
 from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.signals import STRICT, Rule, Signals
-from adaptivespec.tree import DraftTrees, fold_paths
+from adaptivespec.tree import DraftTrees
 
 MEMORY = 0.97
 """What a step's gain over plain decoding, and what expanding nodes brought, still weigh at the
@@ -185,8 +186,7 @@ class Goodput:
         """Learn from trees [B, N], and what was accepted of them (Walk.path)."""
         if trees.tokens.shape[1] == 1:
             return
-        trees = trees.cpu()
-        accepted = accepted_nodes(trees, path.cpu())
+        trees, accepted = trees.cpu(), accepted_nodes(path.cpu())
         self._check(trees, accepted, rules)
         known = outcomes(trees, accepted)
         classes = list(dict.fromkeys(rules))
@@ -197,16 +197,14 @@ class Goodput:
                 known.logprobs[rows], known.first[rows], known.accepted[rows]
             )
 
-    def _check(self, trees: DraftTrees, accepted: Tensor, rules: Sequence[Rule]) -> None:
+    def _check(self, trees: DraftTrees, accepted: NDArray[np.bool_], rules: Sequence[Rule]) -> None:
         """Hold the predictions that were made against the outcomes."""
         classes = list(dict.fromkeys(rules))
         curves = [self.calibration(rule).curve for rule in classes]
-        of = [classes.index(rule) for rule in rules]
-        drafted = (trees.tokens >= 0) & (trees.parents >= 0)
-        appraisal = Appraisal(Prices(0.0, 0.0, 0.0, [], curves, of), "cpu")
-        values = appraisal.conditionals(trees.logprobs, best_children(trees))
-        predicted = fold_paths(torch.where(drafted, values, 0.0), trees.parents, torch.add).exp()
-        self.reliability.add(predicted[drafted].double().numpy(), accepted[drafted].numpy())
+        free = Prices(0.0, 0.0, 0.0, [0.0] * LIKELIHOODS, curves, [*map(classes.index, rules)])
+        predicted = np.exp(worths(trees, free), dtype=np.float64)
+        drafted = (trees.tokens.numpy() >= 0) & (trees.parents.numpy() >= 0)
+        self.reliability.add(predicted[drafted], accepted[drafted])
 
     def stepped(self, step: StepWork) -> None:
         """Learn from what a step of decoding did and took."""

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from adaptivespec.appraisal import affordable
 from adaptivespec.drafters.base import Extension
-from adaptivespec.pricing import Growth, Prices, affordable
+from adaptivespec.pricing import Growth, Prices
 from adaptivespec.shape import Shape
 from adaptivespec.tree import DraftTrees
 

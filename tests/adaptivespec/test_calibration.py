@@ -109,8 +109,8 @@ def test_outcomes_are_known_below_accepted_parents_alone(tree: Tree, data: st.Da
     walked = tree.path(end)
     path = torch.tensor([walked + [-1] * (size - len(walked))])
     forest = batch([tree])
-    accepted = accepted_nodes(forest, path)
-    assert accepted[0].nonzero()[:, 0].tolist() == walked
+    accepted = accepted_nodes(path)
+    assert accepted[0].nonzero()[0].tolist() == walked
     known = outcomes(forest, accepted)
     expected = [i for i, parent in enumerate(tree.parents) if parent in walked]
     assert known.logprobs.tolist() == [tree.logprobs[i] for i in expected]

@@ -6,22 +6,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptivespec.pricing import (
-    KNOTS,
-    LIKELIHOODS,
-    LOWEST,
-    SPACING,
-    UNPRICED,
-    Appraisal,
-    Curve,
-    Prices,
-    affordable,
-    best_children,
-)
+from adaptivespec.appraisal import affordable, keep_best, worths
+from adaptivespec.pricing import KNOTS, LIKELIHOODS, LOWEST, SPACING, UNPRICED, Curve, Prices
 from adaptivespec.shape import Shape
 from tests.adaptivespec.drafters.test_growth import LARGEST, distribution, planted, shapes
 from tests.adaptivespec.drafters.trees import Path, assert_same, nodes_of
@@ -57,7 +46,7 @@ def priced(node: float) -> Prices:
     return Prices(0.0, 0.0, node, ONWARD, [CURVE], [0])
 
 
-def worths(tree: Tree) -> list[float]:
+def slow_worths(tree: Tree) -> list[float]:
     """P(accepted) of every node; 1 for the root."""
     found = [1.0]
     for node in range(1, len(tree.tokens)):
@@ -94,7 +83,7 @@ def best_first(tree: Tree) -> Tree:
 def test_no_subtree_is_worth_more_than_what_is_kept(tree: Tree, node: float, nodes: int) -> None:
     tree = best_first(tree)
     (kept,) = unbatch(affordable(batch([tree]), priced(node), [nodes]))
-    value = worths(tree)
+    value = slow_worths(tree)
 
     def objective(chosen: set[int]) -> float:
         return sum(value[i] - node for i in chosen if i)
@@ -106,31 +95,59 @@ def test_no_subtree_is_worth_more_than_what_is_kept(tree: Tree, node: float, nod
     assert objective(ours) == pytest.approx(best, abs=1e-4)
 
 
-@given(st.lists(trees(), min_size=1, max_size=3))
-def test_the_best_child_is_the_first_of_its_parent(forest: list[Tree]) -> None:
-    first = best_children(batch(forest))
-    for row, tree in enumerate(forest):
-        for node in range(1, len(tree.tokens)):
-            assert first[row, node] == (tree.children(tree.parents[node])[0] == node)
-
-
-@given(fine_logprobs, st.booleans())
-def test_a_curve_is_linear_between_its_knots(logprob: float, first: bool) -> None:
-    appraisal = Appraisal(priced(0.1), "cpu")
-    found = appraisal.conditionals(torch.tensor([[logprob]]), torch.tensor(first))
-    assert found.exp().item() == pytest.approx(worth(logprob, first), rel=1e-2, abs=1e-6)
+@given(fine_logprobs, fine_logprobs)
+def test_a_curve_is_linear_between_its_knots(one: float, other: float) -> None:
+    tree = Tree([0, 1, 2], [-1, 0, 0], [0.0, max(one, other), min(one, other)])
+    found = np.exp(worths(batch([tree]), priced(0.0)))
+    assert found[0] == pytest.approx(slow_worths(tree), rel=1e-2, abs=1e-6)
 
 
 def test_nothing_is_still_nothing_and_trees_without_a_price_keep_their_own_values() -> None:
     prices = Prices(0.0, 0.0, 0.5, ONWARD, [CURVE], [0, UNPRICED])
-    logprobs = torch.tensor([[-torch.inf, -0.1]] * 2)
-    appraisal = Appraisal(prices, "cpu")
-    found = appraisal.conditionals(logprobs, torch.tensor(True))
-    assert found[0, 0] == -torch.inf
-    assert torch.equal(found[1], logprobs[1])
-    kept = appraisal.affordable(found, torch.full((2, 2), -9.0))
-    assert kept[0].tolist() == [-torch.inf] * 2
-    assert torch.equal(kept[1], logprobs[1])
+    tree = Tree([0, 1, 2], [-1, 0, 0], [0.0, -9.0, -math.inf])
+    found = worths(batch([tree, tree]), prices)
+    assert found.tolist() == [[0.0, -math.inf, -math.inf], [0.0, -9.0, -math.inf]]
+
+
+def totals(pool: Tree) -> list[float]:
+    """Log-probability of every node's path."""
+    return [sum(pool.logprobs[j] for j in pool.path(i)) for i in range(len(pool.tokens))]
+
+
+def reachable_first(pool: Tree, nodes: int) -> list[int]:
+    """What is kept by growing from the root, the best reachable candidate at a time."""
+    kept, total = [0], totals(pool)
+    while len(kept) < nodes:
+        reachable = [i for i, p in enumerate(pool.parents) if p in kept and i not in kept]
+        if not reachable:
+            break
+        kept.append(max(reachable, key=lambda i: (total[i], -i)))
+    return sorted(kept)
+
+
+@given(st.lists(st.tuples(trees(max_nodes=20), st.integers(1, 24)), min_size=1, max_size=4))
+def test_the_best_of_all_levels_are_kept(rows: list[tuple[Tree, int]]) -> None:
+    pools, budgets = zip(*rows, strict=True)
+    pool = batch(pools)
+    scores = np.full(pool.tokens.shape, -np.inf, np.float32)
+    for score, each in zip(scores, pools, strict=True):
+        score[: len(each.tokens)] = totals(each)
+    columns = [each.numpy() for each in (pool.tokens, pool.parents, pool.logprobs)]
+    kept = keep_best(pool.sizes.numpy(), [*columns, scores], budgets)
+    assert kept.tokens.shape[1] == max(budgets)
+    for each, budget, tree in zip(pools, budgets, unbatch(kept), strict=True):
+        expected = reachable_first(each, budget)
+        assert tree.tokens == [each.tokens[i] for i in expected]
+        assert tree.logprobs == [each.logprobs[i] for i in expected]
+        assert tree.parents[1:] == [expected.index(each.parents[i]) for i in expected[1:]]
+
+
+def test_impossible_candidates_are_not_kept() -> None:
+    pool = batch([Tree([1, 2, 3, 4], [-1, 0, 0, 1], [0.0, -math.inf, -1.0, -0.5])])
+    columns = [each.numpy() for each in (pool.tokens, pool.parents, pool.logprobs)]
+    scores = np.array([[0.0, -np.inf, -1.0, -np.inf]], np.float32)
+    (tree,) = unbatch(keep_best(pool.sizes.numpy(), [*columns, scores], [4]))
+    assert tree == Tree([1, 3], [-1, 0], [0.0, -1.0])
 
 
 def grow(texts: Sequence[Path], shape: Shape, prices: Prices) -> list[dict[Path, float]]:

@@ -1,0 +1,124 @@
+"""What drafted nodes are worth, compiled: `pricing.Prices` as arrays, and what became of nodes."""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from adaptivespec.pricing import UNPRICED
+
+
+class Market(NamedTuple):
+    """The fields of `pricing.Prices`; `lowest` and `spacing` place the curves' knots."""
+
+    level: float
+    expansion: float
+    node: float
+    onward: NDArray[np.float64]  # [LIKELIHOODS]
+    curves: NDArray[np.float64]  # [C, 2, KNOTS], of best children and of others
+    of: NDArray[np.int64]  # [B]
+    lowest: float
+    spacing: float
+
+
+@njit(nogil=True, cache=True)
+def conditional(market: Market, tree: int, logprob: float, first: bool) -> float:
+    """ln P(accepted | parent accepted) of a node, from the drafter's log-probability; `first`: it
+    is its parent's best child. -inf stays. The drafter's own where the tree has no price."""
+    of = market.of[tree]
+    if of == UNPRICED or logprob == -math.inf:
+        return logprob
+    curve = market.curves[of, 0 if first else 1]
+    miss = -math.expm1(logprob)
+    place = math.inf
+    if miss > 0:
+        place = (logprob - math.log(miss) - market.lowest) / market.spacing
+    return math.log(_between(curve, place))
+
+
+@njit(nogil=True, cache=True)
+def _between(curve: Any, place: float) -> float:
+    """The value at a place in units of the knots' distance, linear between them and constant
+    beyond."""
+    if place <= 0:
+        return float(curve[0])
+    below = int(min(place, len(curve) - 1.0))
+    if below >= len(curve) - 1:
+        return float(curve[len(curve) - 1])
+    share = place - below
+    return float(curve[below] * (1 - share) + curve[below + 1] * share)
+
+
+@njit(nogil=True, cache=True)
+def affordable(market: Market, tree: int, total: float) -> bool:
+    """Whether a node, of a path of log-worth `total`, is worth verifying."""
+    if total == -math.inf:
+        return False
+    return bool(market.of[tree] == UNPRICED or math.exp(total) >= market.node)
+
+
+@njit(nogil=True, cache=True)
+def gain(market: Market, total: float) -> float:
+    """What expanding a node of log-worth `total` brings above its price."""
+    worth = math.exp(total)
+    onward = _between(market.onward, worth * (len(market.onward) - 1))
+    return worth * onward - market.expansion
+
+
+@njit(nogil=True, cache=True)
+def note(found: Any, value: float, worth: float, gained: float) -> None:
+    """Share out the worth of an expanded node, and what was gained below it, over the values
+    of worth that `found` [2, LIKELIHOODS] is given at; `value` is that worth."""
+    knots = found.shape[1]
+    place = value * (knots - 1)
+    below = min(int(place), knots - 2)
+    for knot, share in ((below, 1 - (place - below)), (below + 1, place - below)):
+        found[0, knot] += share * worth
+        found[1, knot] += share * gained
+
+
+@njit(nogil=True, cache=True)
+def appraise(market: Market, tokens: Any, parents: Any, logprobs: Any, totals: Any) -> None:
+    """totals [B, N]: the log-worth of every node of trees [B, N], -inf where a node, or one above
+    it, is not worth verifying, and at padding."""
+    trees, size = tokens.shape
+    for b in range(trees):
+        for n in range(size):
+            parent = parents[b, n]
+            if tokens[b, n] < 0:
+                totals[b, n] = -math.inf
+            elif parent < 0:
+                totals[b, n] = 0.0
+            else:
+                first = is_first(parents, b, n)
+                total = totals[b, parent] + conditional(market, b, logprobs[b, n], first)
+                totals[b, n] = total if affordable(market, b, total) else -math.inf
+
+
+@njit(nogil=True, cache=True)
+def is_first(parents: Any, b: int, n: int) -> bool:
+    """Whether no earlier node has the same parent: trees list children best first."""
+    return not np.any(parents[b, :n] == parents[b, n])
+
+
+@njit(nogil=True, cache=True)
+def accepted_nodes(path: Any, accepted: Any) -> None:
+    """bool [B, N]: the nodes on Walk.path [B, N], the root too."""
+    accepted[:] = False
+    for b in range(len(path)):
+        for node in path[b]:
+            if node >= 0:
+                accepted[b, node] = True
+
+
+@njit(nogil=True, cache=True)
+def outcomes(tokens: Any, parents: Any, accepted: Any, known: Any, first: Any) -> None:
+    """known, first [B, N]: the drafted nodes whose parents were accepted, of which it is known
+    what became, and of these those that are their parent's best child."""
+    for b in range(len(tokens)):
+        for n in range(tokens.shape[1]):
+            drafted = tokens[b, n] >= 0 and parents[b, n] >= 0
+            known[b, n] = drafted and accepted[b, parents[b, n]]
+            first[b, n] = known[b, n] and is_first(parents, b, n)
