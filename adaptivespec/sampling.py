@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptivespec.kernels import choices
+
 
 class SamplingParams(msgspec.Struct, frozen=True):
     """How the target chooses its own token. temperature 0 is greedy; top_k 0 and the 1.0/0.0
@@ -48,17 +50,26 @@ def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
     return np.ldexp((words >> np.uint64(11)).astype(np.float64), -53)
 
 
+def most_likely(logits: Tensor) -> Tensor:
+    """int64 [T]: the argmax of each row of logits [T, V], of equals the lowest."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        argmax = np.empty(len(logits), np.int64)
+        choices.argmax(logits.contiguous().numpy(), argmax)
+        return torch.from_numpy(argmax)
+    return logits.max(-1).indices
+
+
 def gaps(logits: Tensor, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
     """How far every node is from its parent's top-1, and every node's own top-1 token.
 
     logits: [T, V], at T packed nodes. tokens: int [T]. parents: int [T], the row of each node's
     parent, -1 at roots. Returns float32 [T], ln p(node | parent) - ln p(top-1 | parent), which the
     softmax leaves equal to the difference of the logits, -inf at roots and padding (token < 0);
-    and int64 [T], the argmax, of equals the lowest. One reduction over the logits gives both.
+    and int64 [T], the argmax, of equals the lowest.
     """
-    top, argmax = logits.max(-1)
+    argmax = most_likely(logits)
     above = parents.clamp_min(0).long()
-    gap = logits[above, tokens.clamp_min(0).long()].float() - top[above].float()
+    gap = logits[above, tokens.clamp_min(0).long()].float() - logits[above, argmax[above]].float()
     return torch.where((parents >= 0) & (tokens >= 0), gap, -torch.inf), argmax
 
 
@@ -77,7 +88,7 @@ def target_tokens(
     with the last one kept are kept too. Then its draw is put through the inverse of the cumulative
     distribution in vocabulary order.
     """
-    chosen = logits.max(-1).indices if argmax is None else argmax
+    chosen = most_likely(logits) if argmax is None else argmax
     sampled = [row for row, p in enumerate(params) if not p.greedy]
     if not sampled:
         return chosen

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from adaptivespec.appraisal import keep_best, market
 from adaptivespec.errors import CacheFull
+from adaptivespec.kernels import choices
 from adaptivespec.kernels import trees as kernels
 from adaptivespec.kernels.trees import DEPTH, PARENT, ROW, SLOT, TOKEN, Frontier, Nodes, Pool
 from adaptivespec.pricing import LIKELIHOODS, Growth, Prices
@@ -81,6 +82,11 @@ log-probabilities, -inf where there are fewer, and int64 [n, K] tokens, distinct
 def best_children(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The `width` most likely of each row of logits [n, V]: float32 log-probabilities and indices,
     int64, [n, width] each."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        logprobs = np.empty((len(logits), width), np.float32)
+        places = np.empty(logprobs.shape, np.int64)
+        choices.best(logits.contiguous().numpy(), logprobs, places)
+        return torch.from_numpy(logprobs), torch.from_numpy(places)
     best = logits.log_softmax(-1, dtype=torch.float32).topk(width)
     return best.values, best.indices
 

@@ -94,6 +94,7 @@ class Stack:
         self.team = team()
         self.counters = self.team.counters(PHASES * config.layers + passes.EXTRA_PHASES)
         self._rope = rope
+        self._angles: tuple[Array, ...] = (np.empty(0), np.empty(0))  # of positions 0, 1, ...
         self._widest = self.layers.qkv.shape[2] * self.layers.qkv.shape[-1]
         self._buffers = self._allocate(16, 512)
 
@@ -120,8 +121,8 @@ class Stack:
             units += attention.units(rows, group, sizes.kv_heads)
             longest = max(longest, end - start)
         flat = np.concatenate(masks).view(np.uint8) if masks else np.empty(0, np.uint8)
-        cos, sin = self._rope.halves(positions)
-        batch = Batch(slots, cos.numpy(), sin.numpy(), table, flat, units)
+        angles = self._angles_at(positions.numpy())
+        batch = Batch(slots, *angles, table, flat, units)
         rows, keys = len(self._buffers.x), self._buffers.scores.shape[1]
         if len(positions) > rows or longest > keys:
             more = (
@@ -129,6 +130,14 @@ class Stack:
             )
             self._buffers = self._allocate(*more)
         return batch, self._buffers
+
+    def _angles_at(self, positions: Array) -> tuple[Array, Array]:
+        """cos and sin, float32 [T, head_dim / 2] each, of positions int64 [T]."""
+        cos, sin = self._angles
+        if (last := int(positions.max(initial=0))) >= len(cos):
+            more = torch.arange(2 * last + 512)
+            cos, sin = self._angles = tuple(half.numpy() for half in self._rope.halves(more))
+        return cos[positions], sin[positions]
 
     def _allocate(self, rows: int, keys: int) -> Buffers:
         """For passes of up to `rows` rows over up to `keys` keys of a request."""

@@ -13,6 +13,7 @@ from adaptivespec.kernels.emit import (
     I32,
     I64,
     LANES,
+    VECTOR,
     Builder,
     Value,
     code,
@@ -59,7 +60,7 @@ def softmax(typing: Any, scores: Any, count: Any, scale: Any, sums: Any) -> Any:
         scores, count, scale, sums = args
 
         def row(i: Value) -> Value:
-            return b.add(scores, b.mul(i, I64(4 * LANES)))
+            return b.add(scores, b.mul(i, I64(VECTOR)))
 
         least = constant(kind, float("-inf"))
         (top,) = loop(
@@ -89,8 +90,8 @@ def add_rows(typing: Any, rows: Any, x: Any, x_stride: Any, out: Any, out_stride
     ) -> None:
         def body(i: Value, nothing: list[Value]) -> list[Value]:
             for n in range(2):
-                to = b.add(b.add(out, b.mul(out_stride, i)), I64(4 * LANES * n))
-                added = b.add(b.add(x, b.mul(x_stride, i)), I64(4 * LANES * n))
+                to = b.add(b.add(out, b.mul(out_stride, i)), I64(VECTOR * n))
+                added = b.add(b.add(x, b.mul(x_stride, i)), I64(VECTOR * n))
                 kind = vector_of(F32)
                 store(b, b.fadd(load(b, to, kind), load(b, added, kind)), to)
             return []
@@ -115,7 +116,7 @@ def gate_rows(
 
             def body(i: Value, nothing: list[Value]) -> list[Value]:
                 row = b.add(x, b.mul(x_stride, i))
-                g, up = load(b, row, kind), load(b, b.add(row, I64(4 * LANES)), kind)
+                g, up = load(b, row, kind), load(b, b.add(row, I64(VECTOR)), kind)
                 sigmoid = b.fdiv(one, b.fadd(one, exponential(b, b.fneg(g))))
                 value = b.fmul(b.fmul(g, sigmoid), up)
                 to = b.add(out, b.mul(out_stride, i))
@@ -129,6 +130,15 @@ def gate_rows(
     return code_for(like, emit, 5)
 
 
+def _folded(b: Builder, vector: Value, combine: Callable[[Value, Value], Value]) -> Value:
+    """All lanes of a vector, combined in pairs."""
+    lanes = [b.extract_element(vector, I32(j)) for j in range(LANES)]
+    while len(lanes) > 1:
+        half = len(lanes) // 2
+        lanes = [combine(x, y) for x, y in zip(lanes[:half], lanes[half:], strict=True)]
+    return lanes[0]
+
+
 @intrinsic
 def sum_of_squares(typing: Any, x: Any, vectors: Any) -> Any:
     """Of `vectors` * LANES float32."""
@@ -136,14 +146,47 @@ def sum_of_squares(typing: Any, x: Any, vectors: Any) -> Any:
 
     def emit(b: Builder, x: Value, vectors: Value) -> Value:
         def body(i: Value, totals: list[Value]) -> list[Value]:
-            value = load(b, b.add(x, b.mul(i, I64(4 * LANES))), kind)
+            value = load(b, b.add(x, b.mul(i, I64(VECTOR))), kind)
             return [fma(b, value, value, totals[0])]
 
         (total,) = loop(b, vectors, [constant(kind, 0.0)], body)
-        lanes = [b.extract_element(total, I32(j)) for j in range(LANES)]
-        while len(lanes) > 1:
-            half = len(lanes) // 2
-            lanes = [b.fadd(x, y) for x, y in zip(lanes[:half], lanes[half:], strict=True)]
-        return lanes[0]
+        return _folded(b, total, b.fadd)
 
     return code(emit, 2, types.float32)
+
+
+@intrinsic
+def largest(typing: Any, x: Any, vectors: Any) -> Any:
+    """Of `vectors` * LANES float32."""
+    kind = vector_of(F32)
+
+    def emit(b: Builder, x: Value, vectors: Value) -> Value:
+        def larger(x: Value, y: Value) -> Value:
+            return overloaded(b, "maxnum", x, y)
+
+        def body(i: Value, tops: list[Value]) -> list[Value]:
+            return [larger(tops[0], load(b, b.add(x, b.mul(i, I64(VECTOR))), kind))]
+
+        (top,) = loop(b, vectors, [constant(kind, float("-inf"))], body)
+        return _folded(b, top, larger)
+
+    return code(emit, 2, types.float32)
+
+
+@intrinsic
+def sum_of_exponentials(typing: Any, x: Any, vectors: Any, top: Any) -> Any:
+    """Of exp(x - top), over `vectors` * LANES float32."""
+    kind = vector_of(F32)
+
+    def generate(context: Any, b: Builder, signature: Any, args: Any) -> Value:
+        x, vectors, top = args
+        highest = splat(b, top)
+
+        def body(i: Value, totals: list[Value]) -> list[Value]:
+            value = load(b, b.add(x, b.mul(i, I64(VECTOR))), kind)
+            return [b.fadd(totals[0], exponential(b, b.fsub(value, highest)))]
+
+        (total,) = loop(b, vectors, [constant(kind, 0.0)], body)
+        return _folded(b, total, b.fadd)
+
+    return types.float32(types.int64, types.int64, types.float32), generate
