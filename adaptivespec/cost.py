@@ -1,27 +1,35 @@
 """What steps cost on this machine, learned from what they take.
 
-Seconds are linear in what is done, per part of a step, by least squares over recent steps:
-verifying without trees by requests, what trees add to that by nodes, drafting by passes and
-expanded nodes, feeding the drafter by tokens, and what remains by whether there was a draft. Steps
-without trees say nothing about nodes, so these are kept apart: a long rest of the drafter forgets
-nothing about them. Each part is as good near the sizes in use as a profile made beforehand, and
-follows the batch, the context and whoever else uses the machine. Nothing has to be measured before
-the first request: until there is enough to see, the ratios of a middling machine stand in, in units
-of this one's first step.
+What verifying takes is a curve over the rows of the pass: flat while memory is the limit, a
+staircase where rows are multiplied in blocks, then a line. Every size keeps how it compares to a
+middling machine's, and all follow one scale, which is how fast the machine is at present: so a
+load, or a longer context, found out at one size holds for the others. The other parts of a step are
+linear, by least squares over recent steps: drafting by passes and expanded nodes, feeding the
+drafter by tokens, what remains by whether there was a draft. Nothing has to be measured before the
+first request; a profile (see `profile.py`) makes the first steps as good as later ones.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adaptivespec.pricing import Growth
+
+Floats = NDArray[np.float64]
 
 MEMORY = 0.99
 """What an observation still weighs when the next one of its part has come."""
 
-PLAIN_MEMORY = 0.95
-"""That of steps without trees, which may be few and follow the context and the machine's load."""
+SCALE_MEMORY = 0.9
+"""That of the scale: a context grows, and others use the machine."""
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512)
+"""Rows of a pass at which its cost is known; it is linear between."""
+
+SURE = 50.0
+"""Observations of a size after which the next ones are as good as those before."""
 
 WORTH = 2.0
 """Steps that the ratios of a middling machine are worth, each."""
@@ -76,6 +84,47 @@ class Line:
         self.coefficients = np.maximum(found, 0.0)
 
 
+class Staircase:
+    """seconds of a pass by its rows: `expected` at every ROWS, times how this machine differs from
+    it at that size, times the scale."""
+
+    def __init__(self, expected: Floats) -> None:
+        self._expected = expected
+        self._shape = np.ones_like(expected)
+        self._seen = np.zeros_like(expected)
+        self._scale = 1.0
+        self._curve: Floats | None = None
+
+    def seconds(self, rows: int | Floats) -> Floats:
+        """What passes of so many rows take: no less than those of fewer."""
+        if self._curve is None:
+            self._curve = np.maximum.accumulate(self._expected * self._shape)
+        return np.asarray(self._scale * np.interp(rows, ROWS, self._curve))
+
+    def observe(self, seconds: float, rows: int) -> None:
+        """Learn from one pass."""
+        above = min(int(np.searchsorted(ROWS, rows)), len(ROWS) - 1)
+        below = max(above - 1, 0)
+        reach = ROWS[above] - ROWS[below]
+        share = min((rows - ROWS[below]) / reach, 1.0) if reach else 1.0
+        ratio = seconds / (self._scale * np.interp(rows, ROWS, self._expected * self._shape))
+        known = self._seen[below] > 0 or share == 1
+        if known and self._seen[above] > 0:
+            self._scale *= ratio ** (1 - SCALE_MEMORY)
+        for knot, weight in ((below, 1 - share), (above, share)):
+            if weight:
+                self._seen[knot] = min(self._seen[knot] + weight, SURE)
+                self._shape[knot] *= ratio ** (weight / self._seen[knot])
+        self._guess()
+
+    def _guess(self) -> None:
+        """What was never seen differs from what was expected as its neighbours do."""
+        seen = self._seen.nonzero()[0]
+        everywhere = np.arange(len(ROWS))
+        self._shape = np.interp(everywhere, seen, self._shape[seen])
+        self._curve = None
+
+
 class CostModel:
     """The costs of the parts of a step. Before the first, one plain step takes one second: only
     ratios matter."""
@@ -86,8 +135,7 @@ class CostModel:
 
     def _begin(self, unit: float) -> None:
         self._begun = True
-        self._plain = Line((0.97, 0.03), (1, 2), unit, PLAIN_MEMORY)
-        self._trees = Line((0.0, 0.03), (3, 4), unit)
+        self._verify = Staircase(unit * (0.97 + 0.03 * np.array(ROWS)))
         self._draft = Line((0.04, 0.10, 0.003), (1, 2, 4), unit)
         self._feed = Line((0.08, 0.003), (1, 4), unit)
         self._rest = Line((0.02, 0.02), (1, 1), unit)
@@ -95,8 +143,9 @@ class CostModel:
     def observe(self, step: StepWork) -> None:
         """Learn from a step."""
         if not self._begun:
-            self._begin(step.verify_s / self._verifying(step))
-        self._learn_verifying(step)
+            self._begin(step.verify_s / float(self._verify.seconds(step.nodes)))
+        expected = float(self._verify.seconds(step.nodes))
+        self._verify.observe(_believed(step.verify_s, expected), step.nodes)
         if step.growth is not None:
             work = 1, step.growth.passes, step.growth.expanded
             self._draft.observe(_believed(step.draft_s, self._draft.seconds(*work)), *work)
@@ -106,46 +155,30 @@ class CostModel:
         parts = 1, step.growth is not None
         self._rest.observe(_believed(rest, self._rest.seconds(*parts)), *parts)
 
-    def _learn_verifying(self, step: StepWork) -> None:
-        seconds = _believed(step.verify_s, self._verifying(step))
-        if step.nodes == step.requests:
-            self._plain.observe(seconds, 1, step.requests)
-        else:
-            added = seconds - self._plain.seconds(1, step.requests)
-            self._trees.observe(added, 1, step.nodes - step.requests)
-
     def seconds(self, step: StepWork) -> float:
         """What such a step is expected to take."""
-        seconds = self._verifying(step)
+        seconds = float(self._verify.seconds(step.nodes))
         seconds += self._rest.seconds(1, step.growth is not None)
         if step.growth is not None:
             seconds += self._draft.seconds(1, step.growth.passes, step.growth.expanded)
         return seconds + self.feeding(step.fed)
 
-    def _verifying(self, step: StepWork) -> float:
-        seconds = self._plain.seconds(1, step.requests)
-        if step.nodes > step.requests:
-            seconds += self._trees.seconds(1, step.nodes - step.requests)
-        return seconds
-
     def plain(self, requests: int) -> float:
         """Seconds of a step that drafts nothing and feeds nobody."""
-        return self._plain.seconds(1, requests) + self._rest.seconds(1, 0)
+        return float(self._verify.seconds(requests)) + self._rest.seconds(1, 0)
 
     def feeding(self, tokens: int) -> float:
         """Seconds to tell the drafter so many tokens."""
         return self._feed.seconds(1, tokens) if tokens else 0.0
 
-    @property
-    def node(self) -> float:
-        """Seconds to verify one node more."""
-        return float(self._trees.coefficients[1])
+    def nodes(self, requests: int, counts: Floats) -> Floats:
+        """Seconds that verifying takes longer for so many nodes beside the roots of requests."""
+        return self._verify.seconds(requests + counts) - self._verify.seconds(requests)
 
     @property
     def drafting(self) -> float:
         """Seconds that any draft takes, beside its passes and nodes."""
-        once = (self._draft.coefficients[0], self._trees.coefficients[0])
-        return float(sum(once) + self._rest.coefficients[1])
+        return float(self._draft.coefficients[0] + self._rest.coefficients[1])
 
     @property
     def level(self) -> float:

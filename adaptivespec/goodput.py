@@ -9,15 +9,16 @@ that it brings. docs/method.md derives this.
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptivespec.appraisal import worths
+from adaptivespec.appraisal import market, worths
 from adaptivespec.calibration import Calibration, Floats, Reliability, accepted_nodes, outcomes
 from adaptivespec.config import DCSPolicy, GoodputPolicy
 from adaptivespec.cost import CostModel, StepWork
-from adaptivespec.pricing import LIKELIHOODS, UNPRICED, Prices
+from adaptivespec.pricing import LIKELIHOODS, NODES, UNPRICED, Prices
 from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.signals import STRICT, Rule, Signals
 from adaptivespec.tree import DraftTrees
@@ -121,8 +122,8 @@ class Goodput:
     # -- before a step ----------------------------------------------------------------------------
 
     def shapes(self, signals: Sequence[Signals], running: int) -> list[Shape]:
-        """The largest shape for requests whose best first child is worth verifying, if their trees
-        together are worth a draft."""
+        """The largest shape for requests whose best first child can be worth verifying, if their
+        trees together are worth a draft."""
         if not signals:
             return []
         prices, fixed = self._prices(running), self._theta(running) * self.costs.drafting
@@ -131,8 +132,8 @@ class Goodput:
         self._forecasted = brought if len(signals) == running and not self._probes else None
         if self._since_plain >= PLAIN_EVERY:
             return [NO_DRAFT] * len(signals)
-        if self._surplus * brought > fixed:
-            return [self._largest if each > prices.node else NO_DRAFT for each in worth]
+        if not self._probes and self._surplus * brought > fixed:
+            return [self._largest if each > prices.nodes[1] else NO_DRAFT for each in worth]
         shapes = [NO_DRAFT] * len(signals)
         if self._probes:
             shapes[int(worth.argmax())] = PROBE
@@ -140,10 +141,10 @@ class Goodput:
 
     def _forecast(self, worth: Floats, prices: Prices) -> float:
         """Tokens that trees bring above their price, as far as best children tell, whose first are
-        worth `worth` [R], where that exceeds a node's price. Levels go on, as in a drafter, while
-        what is below pays for the pass."""
-        worth = worth[worth > prices.node]
-        total = float((worth - prices.node).sum())
+        worth `worth` [R]. Levels go on, as in a drafter, while what is below pays for the pass."""
+        best = np.sort(worth)[::-1]
+        price = np.interp(np.arange(1, len(best) + 1), NODES, prices.nodes)
+        total = float((best.cumsum() - price).max(initial=0.0))
         for _ in range(self._largest.depth - 1):
             onward = np.interp(worth, np.linspace(0, 1, LIKELIHOODS), prices.onward)
             net = float((worth * onward - prices.expansion).clip(0).sum()) - prices.level
@@ -155,18 +156,17 @@ class Goodput:
 
     def prices(self, signals: Sequence[Signals | None], running: int) -> Prices:
         """What a drafter is told beside shapes; None: a request that asked for a shape."""
-        prices = self._prices(running)
         rules = list(dict.fromkeys(s.rule for s in signals if s is not None))
         of = [UNPRICED if s is None or self._probes else rules.index(s.rule) for s in signals]
         curves = [self.calibration(rule).curve for rule in rules]
-        return Prices(prices.level, prices.expansion, prices.node, prices.onward, curves, of)
+        return msgspec.structs.replace(self._prices(running), curves=curves, of=of)
 
     def _prices(self, running: int) -> Prices:
         theta, costs = self._theta(running), self.costs
         return Prices(
             level=theta * costs.level,
             expansion=theta * costs.expansion,
-            node=theta * costs.node,
+            nodes=(theta * costs.nodes(running, np.array(NODES))).tolist(),
             onward=self._onward().tolist(),
             curves=[],
             of=[],
@@ -201,8 +201,9 @@ class Goodput:
         """Hold the predictions that were made against the outcomes."""
         classes = list(dict.fromkeys(rules))
         curves = [self.calibration(rule).curve for rule in classes]
-        free = Prices(0.0, 0.0, 0.0, [0.0] * LIKELIHOODS, curves, [*map(classes.index, rules)])
-        predicted = np.exp(worths(trees, free), dtype=np.float64)
+        nothing = [0.0] * len(NODES), [0.0] * LIKELIHOODS
+        free = Prices(0.0, 0.0, *nothing, curves, [*map(classes.index, rules)])
+        predicted = np.exp(worths(trees, market(free, len(rules))), dtype=np.float64)
         drafted = (trees.tokens.numpy() >= 0) & (trees.parents.numpy() >= 0)
         self.reliability.add(predicted[drafted], accepted[drafted])
 
@@ -220,7 +221,7 @@ class Goodput:
                 self._expanded += step.growth.worth
             if self._forecasted is not None:
                 prices = self._prices(step.requests)
-                spent = prices.node * (step.nodes - step.requests)
+                spent = float(np.interp(step.nodes - step.requests, NODES, prices.nodes))
                 spent += prices.level * step.growth.passes
                 spent += prices.expansion * step.growth.expanded
                 self._came = MEMORY * self._came + step.tokens - step.requests - spent

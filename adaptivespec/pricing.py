@@ -15,6 +15,9 @@ LIKELIHOODS = 5
 linear between: the continuations of a likely path are likely."""
 
 
+NODES = (*range(9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128, 192, 256, 512)
+"""Numbers of nodes at which the price of verifying them is given; it is linear between."""
+
 UNPRICED = -1
 """In `Prices.of`: the tree is drafted in full."""
 
@@ -33,14 +36,14 @@ class Prices(msgspec.Struct, frozen=True):
 
     level      one more pass of the drafter, which all trees share
     expansion  each node in that pass
-    node       each node that the target verifies
+    nodes      what the target verifies beside the roots, all trees together: NODES of them
     onward     what expanding a node brings, net of the nodes' prices, per unit of its own worth,
                at LIKELIHOODS values of that worth
     """
 
     level: float
     expansion: float
-    node: float
+    nodes: list[float]
     onward: list[float]
     curves: list[Curve]
     of: list[int]
@@ -48,7 +51,7 @@ class Prices(msgspec.Struct, frozen=True):
 
 class Growth(msgspec.Struct, frozen=True):
     """What a draft took: passes over levels of trees, and nodes expanded in them; the worth of
-    those nodes, and what was gained below them, net of the nodes' prices, both shared out over
+    those nodes, and what was gained by them, net of the nodes' prices, both shared out over
     LIKELIHOODS values of that worth (empty without prices)."""
 
     passes: int = 0

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from adaptivespec import arguments
 from adaptivespec.config import GoodputPolicy, Settings, check_shape
 from adaptivespec.cost import CostModel, StepWork
@@ -120,7 +122,9 @@ def table(cells: list[Cell]) -> list[str]:
 def summary(costs: CostModel) -> str:
     """The costs that the policy has learned of it."""
     plain = costs.plain(1)
-    parts = {"node": costs.node, "level": costs.level, "expansion": costs.expansion}
+    more = costs.nodes(1, np.array([1, 3, 7, 15]))
+    parts = {f"{n} more nodes": float(s) for n, s in zip((1, 3, 7, 15), more, strict=True)}
+    parts |= {"level": costs.level, "expansion": costs.expansion}
     parts |= {"draft": costs.drafting, "feeding 3 tokens": costs.feeding(3)}
     shares = ", ".join(f"{name} {seconds / plain:.3f}" for name, seconds in parts.items())
     return f"as parts of a plain step of one request ({1e3 * plain:.2f} ms): {shares}"

@@ -203,7 +203,7 @@ class GrowingTrees:
                 break
         self.growth = Growth(passes, expanded, *(brought.tolist() if prices else ()))
         columns = pool.tokens, pool.parents, pool.logprobs, pool.totals
-        return keep_best(pool.sizes, columns, [shape.nodes for shape in shapes])
+        return keep_best(pool.sizes, columns, [shape.nodes for shape in shapes], priced)
 
     def _expand(
         self,

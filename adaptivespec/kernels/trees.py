@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from adaptivespec.kernels.worth import Market, affordable, conditional, gain, note
+from adaptivespec.kernels.worth import Market, choose, conditional, gain, note, possible
 from adaptivespec.pricing import UNPRICED
 
 Ints = NDArray[np.int64]
@@ -97,29 +97,30 @@ def advance_level(
 
     Returns the number of these, n, and whether there is a next frontier. fresh[:, :n] says what
     they are, news [B] how many each tree has. brought [2, LIKELIHOODS] has added to it the worth
-    of the frontier's nodes and what their children are worth above their price.
+    of the frontier's nodes and what their children bring above their price.
     """
-    _offer(nodes, slots, widths, depths, level, frontier, pool, market, brought)
-    _choose(widths, depths, level, frontier, pool, market)
+    before = choose(market, pool.sizes, pool.totals)[0] if level > 1 else 0.0
+    _offer(nodes, slots, widths, frontier, pool, market)
+    if level > 1:
+        gained = choose(market, pool.sizes, pool.totals)[0] - before
+        _note(frontier, pool, market, gained, brought)
+    _select(widths, depths, level, frontier, pool, market)
     return _place(nodes, slots, frontier, pool, news, fresh), bool(np.any(frontier.sizes > 0))
 
 
 @njit(nogil=True, cache=True)
 def _offer(
-    nodes: Nodes, slots: Any, widths: Any, depths: Any, level: int, frontier: Frontier, pool: Pool,
-    market: Market, brought: Any,
-) -> None:  # fmt: skip
+    nodes: Nodes, slots: Any, widths: Any, frontier: Frontier, pool: Pool, market: Market
+) -> None:
     for b in range(len(slots)):
         pool.starts[b] = pool.sizes[b]
         for f in range(frontier.sizes[b]):
             parent, row = frontier.candidates[b, f], frontier.rows[b, f]
-            gained = 0.0
             for k in range(widths[b]):
                 logprob = nodes.logprobs[slots[b], row, k]
                 total = pool.totals[b, parent] + conditional(market, b, logprob, k == 0)
-                if not affordable(market, b, total):
+                if not possible(market, b, total):
                     continue
-                gained += math.exp(total) - market.node
                 at = pool.sizes[b]
                 pool.tokens[b, at] = nodes.children[slots[b], row, k]
                 pool.parents[b, at] = parent
@@ -127,13 +128,26 @@ def _offer(
                 pool.totals[b, at] = total
                 pool.above[b, at] = row
                 pool.sizes[b] += 1
-            if level > 1 and market.of[b] != UNPRICED:
-                worth = math.exp(pool.totals[b, parent])
-                note(brought, worth, worth, gained)
 
 
 @njit(nogil=True, cache=True)
-def _choose(
+def _note(frontier: Frontier, pool: Pool, market: Market, gained: float, brought: Any) -> None:
+    """Share out what a level brought over the nodes that were expanded for it, by their worth."""
+    together = 0.0
+    for collect in (True, False):
+        for b in range(len(frontier.sizes)):
+            if market.of[b] == UNPRICED:
+                continue
+            for f in range(frontier.sizes[b]):
+                worth = math.exp(pool.totals[b, frontier.candidates[b, f]])
+                if collect:
+                    together += worth
+                else:
+                    note(brought, worth, gained * worth / together)
+
+
+@njit(nogil=True, cache=True)
+def _select(
     widths: Any, depths: Any, level: int, frontier: Frontier, pool: Pool, market: Market
 ) -> None:
     """The best of this level's candidates; where priced, each that brings more than its expansion

@@ -15,7 +15,8 @@ class Market(NamedTuple):
 
     level: float
     expansion: float
-    node: float
+    nodes: NDArray[np.float64]  # [M + 1], price of verifying 0, 1, ... nodes beside the roots
+    least: float  # the smallest price that a node has on average
     onward: NDArray[np.float64]  # [LIKELIHOODS]
     curves: NDArray[np.float64]  # [C, 2, KNOTS], of best children and of others
     of: NDArray[np.int64]  # [B]
@@ -52,11 +53,44 @@ def _between(curve: Any, place: float) -> float:
 
 
 @njit(nogil=True, cache=True)
-def affordable(market: Market, tree: int, total: float) -> bool:
-    """Whether a node, of a path of log-worth `total`, is worth verifying."""
+def possible(market: Market, tree: int, total: float) -> bool:
+    """Whether a node, of a path of log-worth `total`, can be worth verifying at all."""
     if total == -math.inf:
         return False
-    return bool(market.of[tree] == UNPRICED or math.exp(total) >= market.node)
+    return bool(market.of[tree] == UNPRICED or math.exp(total) >= market.least)
+
+
+@njit(nogil=True, cache=True)
+def choose(market: Market, sizes: Any, totals: Any) -> tuple[float, float]:
+    """Of all nodes of the priced trees, whose log-worths are totals [B, N] of which the first
+    sizes[b] count, the best few are verified: so many as bring most above their price together.
+    Returns what that is, and the log-worth of the last of them, inf for none."""
+    worths = np.empty(totals.size)
+    count = 0
+    for b in range(len(sizes)):
+        if market.of[b] != UNPRICED:
+            for n in range(1, sizes[b]):
+                if totals[b, n] > -math.inf:
+                    worths[count] = -totals[b, n]
+                    count += 1
+    ordered = np.sort(worths[:count])
+    brought, most, last = 0.0, 0.0, math.inf
+    for n in range(min(count, len(market.nodes) - 1)):
+        brought += math.exp(-ordered[n])
+        if brought - market.nodes[n + 1] > most:
+            most, last = brought - market.nodes[n + 1], -ordered[n]
+    return most, last
+
+
+@njit(nogil=True, cache=True)
+def drop(market: Market, sizes: Any, totals: Any) -> None:
+    """Give the log-worth -inf to nodes of priced trees that are not worth verifying."""
+    _, last = choose(market, sizes, totals)
+    for b in range(len(sizes)):
+        if market.of[b] != UNPRICED:
+            for n in range(1, sizes[b]):
+                if totals[b, n] < last:
+                    totals[b, n] = -math.inf
 
 
 @njit(nogil=True, cache=True)
@@ -68,11 +102,11 @@ def gain(market: Market, total: float) -> float:
 
 
 @njit(nogil=True, cache=True)
-def note(found: Any, value: float, worth: float, gained: float) -> None:
+def note(found: Any, worth: float, gained: float) -> None:
     """Share out the worth of an expanded node, and what was gained below it, over the values
-    of worth that `found` [2, LIKELIHOODS] is given at; `value` is that worth."""
+    of worth that `found` [2, LIKELIHOODS] is given at."""
     knots = found.shape[1]
-    place = value * (knots - 1)
+    place = worth * (knots - 1)
     below = min(int(place), knots - 2)
     for knot, share in ((below, 1 - (place - below)), (below + 1, place - below)):
         found[0, knot] += share * worth
@@ -81,8 +115,7 @@ def note(found: Any, value: float, worth: float, gained: float) -> None:
 
 @njit(nogil=True, cache=True)
 def appraise(market: Market, tokens: Any, parents: Any, logprobs: Any, totals: Any) -> None:
-    """totals [B, N]: the log-worth of every node of trees [B, N], -inf where a node, or one above
-    it, is not worth verifying, and at padding."""
+    """totals [B, N]: the log-worth of every node of trees [B, N], -inf at padding."""
     trees, size = tokens.shape
     for b in range(trees):
         for n in range(size):
@@ -93,8 +126,8 @@ def appraise(market: Market, tokens: Any, parents: Any, logprobs: Any, totals: A
                 totals[b, n] = 0.0
             else:
                 first = is_first(parents, b, n)
-                total = totals[b, parent] + conditional(market, b, logprobs[b, n], first)
-                totals[b, n] = total if affordable(market, b, total) else -math.inf
+                value = conditional(market, b, logprobs[b, n], first)
+                totals[b, n] = totals[b, parent] + value
 
 
 @njit(nogil=True, cache=True)
