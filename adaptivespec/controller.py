@@ -345,7 +345,7 @@ class Controller:
         verified, and the tokens that came of them."""
         kappas = [s.kappa for s in batch]
         verdict = accept(verified, kappas, self._guards.of_step(batch))
-        self._policy.verified(verdict.trees, verdict.walk.path, [s.signals.rule for s in batch])
+        self._policy.verified(verdict.trees, verdict.path, [s.signals.rule for s in batch])
         for sequence, outcome in zip(batch, verdict.outcomes, strict=True):
             self._trace.accepted(sequence, outcome)
             if sequence.advance(outcome, so_far):

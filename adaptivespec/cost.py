@@ -9,6 +9,8 @@ drafter by tokens, what remains by whether there was a draft. Nothing has to be 
 first request; a profile (see `profile.py`) makes the first steps as good as later ones.
 """
 
+import statistics
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,8 +24,8 @@ Floats = NDArray[np.float64]
 MEMORY = 0.99
 """What an observation still weighs when the next one of its part has come."""
 
-SCALE_MEMORY = 0.9
-"""That of the scale: a context grows, and others use the machine."""
+LATELY = 9
+"""Passes whose median sets the scale: a context grows, and others use the machine."""
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512)
 """Rows of a pass at which its cost is known; it is linear between."""
@@ -34,7 +36,7 @@ SURE = 50.0
 WORTH = 2.0
 """Steps that the ratios of a middling machine are worth, each."""
 
-OUTLIER = 3.0
+OUTLIER = 2.0
 """No step counts for more than this times what was expected: others may use the machine."""
 
 
@@ -89,17 +91,19 @@ class Staircase:
     it at that size, times the scale."""
 
     def __init__(self, expected: Floats) -> None:
-        self._expected = expected
-        self._shape = np.ones_like(expected)
+        self._curve = expected
         self._seen = np.zeros_like(expected)
-        self._scale = 1.0
-        self._curve: Floats | None = None
+        self._ratios = deque([1.0], LATELY)  # to the curve
+        self._shape = np.ones_like(expected)
+        self._expected = expected
+
+    @property
+    def _scale(self) -> float:
+        return statistics.median(self._ratios)
 
     def seconds(self, rows: int | Floats) -> Floats:
         """What passes of so many rows take: no less than those of fewer."""
-        if self._curve is None:
-            self._curve = np.maximum.accumulate(self._expected * self._shape)
-        return np.asarray(self._scale * np.interp(rows, ROWS, self._curve))
+        return np.asarray(self._scale * np.interp(rows, ROWS, np.maximum.accumulate(self._curve)))
 
     def observe(self, seconds: float, rows: int) -> None:
         """Learn from one pass."""
@@ -107,14 +111,14 @@ class Staircase:
         below = max(above - 1, 0)
         reach = ROWS[above] - ROWS[below]
         share = min((rows - ROWS[below]) / reach, 1.0) if reach else 1.0
-        ratio = seconds / (self._scale * np.interp(rows, ROWS, self._expected * self._shape))
-        known = self._seen[below] > 0 or share == 1
-        if known and self._seen[above] > 0:
-            self._scale *= ratio ** (1 - SCALE_MEMORY)
+        ratio = seconds / float(np.interp(rows, ROWS, self._curve))
+        if self._seen[above] and (share == 1 or self._seen[below]):
+            self._ratios.append(ratio)
+            ratio = min(max(ratio, self._scale / OUTLIER), self._scale * OUTLIER)
         for knot, weight in ((below, 1 - share), (above, share)):
             if weight:
                 self._seen[knot] = min(self._seen[knot] + weight, SURE)
-                self._shape[knot] *= ratio ** (weight / self._seen[knot])
+                self._shape[knot] *= (ratio / self._scale) ** (weight / self._seen[knot])
         self._guess()
 
     def _guess(self) -> None:
@@ -122,7 +126,7 @@ class Staircase:
         seen = self._seen.nonzero()[0]
         everywhere = np.arange(len(ROWS))
         self._shape = np.interp(everywhere, seen, self._shape[seen])
-        self._curve = None
+        self._curve = self._expected * self._shape
 
 
 class CostModel:
@@ -144,8 +148,7 @@ class CostModel:
         """Learn from a step."""
         if not self._begun:
             self._begin(step.verify_s / float(self._verify.seconds(step.nodes)))
-        expected = float(self._verify.seconds(step.nodes))
-        self._verify.observe(_believed(step.verify_s, expected), step.nodes)
+        self._verify.observe(step.verify_s, step.nodes)
         if step.growth is not None:
             work = 1, step.growth.passes, step.growth.expanded
             self._draft.observe(_believed(step.draft_s, self._draft.seconds(*work)), *work)

@@ -61,11 +61,16 @@ class StepGuards(NamedTuple):
         self, tokens: Tensor, parents: Tensor, target: Tensor, gap: Tensor, kappa: Tensor
     ) -> tuple[Tensor, Tensor]:
         """`margin.promote` within the guards."""
-        if self.never is not None:
-            replaced = target.gather(-1, parents.clamp_min(0).long())
-            touched = (self._classes(tokens) | self._classes(replaced)) & self.never[:, None]
-            gap = torch.where(touched != 0, -torch.inf, gap)
+        gap = self.allowed(tokens, parents, target, gap)
         return promote(tokens, parents, target, gap, kappa, self.caps)
+
+    def allowed(self, tokens: Tensor, parents: Tensor, target: Tensor, gap: Tensor) -> Tensor:
+        """`gap`, -inf where the guards forbid a node to be promoted."""
+        if self.never is None:
+            return gap
+        replaced = target.gather(-1, parents.clamp_min(0).long())
+        touched = (self._classes(tokens) | self._classes(replaced)) & self.never[:, None]
+        return torch.where(touched != 0, -torch.inf, gap)
 
     def _classes(self, tokens: Tensor) -> Tensor:
         assert self.classes is not None

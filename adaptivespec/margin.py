@@ -1,4 +1,5 @@
-"""The margin rule, and the walk that turns a verified tree into accepted tokens.
+"""The margin rule for a batch of trees on a device, of which another walk makes accepted tokens;
+`kernels.acceptance` is the rule and the walk on a CPU.
 
 The rule is that of arXiv 2609.02897, at temperature 0; docs/method.md tells its choices.
 """
@@ -83,21 +84,6 @@ def promote(
 
     token = tokens.gather(-1, child.clamp_max(size - 1)).to(target.dtype)
     return torch.where(promoted, token, target), promoted
-
-
-def walk(tokens: Tensor, parents: Tensor, predict: Tensor) -> Walk:
-    """From the root, follow the child equal to `predict` [B, N]; the first miss emits it as bonus.
-
-    tokens, parents: int32 [B, N] as in DraftTrees.
-    """
-    above = parents.clamp_min(0).long()
-    taken = (parents < 0) | ((tokens >= 0) & (tokens == predict.gather(-1, above)))
-    reached = fold_paths(taken, parents, torch.logical_and)
-    size = tokens.shape[-1]
-    path = torch.where(reached, torch.arange(size, device=tokens.device), size).sort(-1).values
-    accepted = reached.sum(-1) - 1
-    last = path.gather(-1, accepted[:, None])
-    return Walk(torch.where(path < size, path, -1), accepted, predict.gather(-1, last)[:, 0])
 
 
 def promotions(path: Tensor, promoted: Tensor, gap: Tensor) -> Promotions:

@@ -61,35 +61,41 @@ def possible(market: Market, tree: int, total: float) -> bool:
 
 
 @njit(nogil=True, cache=True)
-def choose(market: Market, sizes: Any, totals: Any) -> tuple[float, float]:
+def choose(market: Market, sizes: Any, totals: Any) -> tuple[float, int, float]:
     """Of all nodes of the priced trees, whose log-worths are totals [B, N] of which the first
     sizes[b] count, the best few are verified: so many as bring most above their price together.
-    Returns what that is, and the log-worth of the last of them, inf for none."""
-    worths = np.empty(totals.size)
+    Returns what that is, their number, and the log-worth of the last of them, inf for none."""
+    losses = np.empty(totals.size)
     count = 0
     for b in range(len(sizes)):
         if market.of[b] != UNPRICED:
             for n in range(1, sizes[b]):
                 if totals[b, n] > -math.inf:
-                    worths[count] = -totals[b, n]
+                    losses[count] = -totals[b, n]
                     count += 1
-    ordered = np.sort(worths[:count])
-    brought, most, last = 0.0, 0.0, math.inf
-    for n in range(min(count, len(market.nodes) - 1)):
-        brought += math.exp(-ordered[n])
-        if brought - market.nodes[n + 1] > most:
-            most, last = brought - market.nodes[n + 1], -ordered[n]
-    return most, last
+    losses = np.sort(losses[:count])
+    brought, most, chosen = 0.0, 0.0, 0
+    for n in range(1, min(count, len(market.nodes) - 1) + 1):
+        brought += math.exp(-losses[n - 1])
+        if brought - market.nodes[n] > most:
+            most, chosen = brought - market.nodes[n], n
+    return most, chosen, -losses[chosen - 1] if chosen else math.inf
 
 
 @njit(nogil=True, cache=True)
 def drop(market: Market, sizes: Any, totals: Any) -> None:
-    """Give the log-worth -inf to nodes of priced trees that are not worth verifying."""
-    _, last = choose(market, sizes, totals)
+    """Give the log-worth -inf to nodes of priced trees that are not worth verifying; of equals the
+    later ones."""
+    _, left, last = choose(market, sizes, totals)
+    for b in range(len(sizes)):
+        if market.of[b] != UNPRICED:
+            left -= np.sum(totals[b, 1 : sizes[b]] > last)
     for b in range(len(sizes)):
         if market.of[b] != UNPRICED:
             for n in range(1, sizes[b]):
-                if totals[b, n] < last:
+                if totals[b, n] == last and left > 0:
+                    left -= 1
+                elif totals[b, n] <= last:
                     totals[b, n] = -math.inf
 
 

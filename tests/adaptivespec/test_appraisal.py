@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptivespec.appraisal import affordable, keep_best, worths
-from adaptivespec.pricing import KNOTS, LIKELIHOODS, LOWEST, SPACING, UNPRICED, Curve, Prices
+from adaptivespec.appraisal import affordable, keep_best, market, worths
+from adaptivespec.pricing import KNOTS, LIKELIHOODS, LOWEST, NODES, SPACING, UNPRICED, Curve, Prices
 from adaptivespec.shape import Shape
 from tests.adaptivespec.drafters.test_growth import LARGEST, distribution, planted, shapes
 from tests.adaptivespec.drafters.trees import Path, assert_same, nodes_of
@@ -42,8 +42,15 @@ def worth(logprob: float, first: bool) -> float:
     return float(np.interp(logit, KNOT_LOGITS, CURVE.first if first else CURVE.other))
 
 
-def priced(node: float) -> Prices:
-    return Prices(0.0, 0.0, node, ONWARD, [CURVE], [0])
+def priced(
+    node: float, level: float = 0.0, expansion: float = 0.0, of: Sequence[int] = (0,)
+) -> Prices:
+    """Every node has the same price."""
+    return Prices(level, expansion, [node * n for n in NODES], ONWARD, [CURVE], list(of))
+
+
+def node_price(prices: Prices) -> float:
+    return prices.nodes[1]
 
 
 def slow_worths(tree: Tree) -> list[float]:
@@ -79,34 +86,56 @@ def best_first(tree: Tree) -> Tree:
 
 
 @settings(max_examples=150)
-@given(trees(9, fine_logprobs), st.floats(0.001, 0.6), st.integers(1, 9))
-def test_no_subtree_is_worth_more_than_what_is_kept(tree: Tree, node: float, nodes: int) -> None:
-    tree = best_first(tree)
-    (kept,) = unbatch(affordable(batch([tree]), priced(node), [nodes]))
-    value = slow_worths(tree)
+@given(
+    st.lists(trees(7, fine_logprobs), min_size=1, max_size=2),
+    st.lists(st.sampled_from([0.0, 0.01, 0.2, 0.5]), min_size=8, max_size=8),
+    st.integers(1, 9),
+)
+def test_no_subtrees_are_worth_more_than_what_is_kept(
+    forest: list[Tree], steps: list[float], nodes: int
+) -> None:
+    forest = [best_first(tree) for tree in forest]
+    costs = np.concatenate([[0], np.cumsum(steps)])
+    beyond = [float(costs[-1]) + n for n in NODES[len(costs) :]]
+    prices = Prices(0.0, 0.0, [*costs.tolist(), *beyond], ONWARD, [CURVE], [0] * len(forest))
+    kept = list(unbatch(affordable(batch(forest), prices, [9] * len(forest))))
+    values = [slow_worths(tree) for tree in forest]
 
-    def objective(chosen: set[int]) -> float:
-        return sum(value[i] - node for i in chosen if i)
+    def objective(chosen: Sequence[set[int]]) -> float:
+        brought = sum(value[i] for value, own in zip(values, chosen, strict=True) for i in own if i)
+        count = sum(len(own) - 1 for own in chosen)
+        return brought - float(np.interp(count, NODES, prices.nodes))
 
-    best = max(objective(chosen) for chosen in subtrees(tree, nodes))
-    places = {tuple(tree.tokens[i] for i in tree.path(n)): n for n in range(len(tree.tokens))}
-    ours = {places[tuple(kept.tokens[i] for i in kept.path(n))] for n in range(len(kept.tokens))}
-    assert len(ours) <= nodes
+    best = max(objective(chosen) for chosen in product(*(subtrees(tree, 9) for tree in forest)))
+    ours = []
+    for tree, own in zip(forest, kept, strict=True):
+        places = {tuple(tree.tokens[i] for i in tree.path(n)): n for n in range(len(tree.tokens))}
+        ours.append(
+            {places[tuple(own.tokens[i] for i in own.path(n))] for n in range(len(own.tokens))}
+        )
     assert objective(ours) == pytest.approx(best, abs=1e-4)
+    for tree in unbatch(affordable(batch(forest), prices, [nodes] * len(forest))):
+        assert len(tree.tokens) <= nodes
 
 
 @given(fine_logprobs, fine_logprobs)
 def test_a_curve_is_linear_between_its_knots(one: float, other: float) -> None:
     tree = Tree([0, 1, 2], [-1, 0, 0], [0.0, max(one, other), min(one, other)])
-    found = np.exp(worths(batch([tree]), priced(0.0)))
+    found = np.exp(worths(batch([tree]), market(priced(0.0), 1)))
     assert found[0] == pytest.approx(slow_worths(tree), rel=1e-2, abs=1e-6)
 
 
 def test_nothing_is_still_nothing_and_trees_without_a_price_keep_their_own_values() -> None:
-    prices = Prices(0.0, 0.0, 0.5, ONWARD, [CURVE], [0, UNPRICED])
+    prices = priced(0.5, of=[0, UNPRICED])
     tree = Tree([0, 1, 2], [-1, 0, 0], [0.0, -9.0, -math.inf])
-    found = worths(batch([tree, tree]), prices)
-    assert found.tolist() == [[0.0, -math.inf, -math.inf], [0.0, -9.0, -math.inf]]
+    found = worths(batch([tree, tree]), market(prices, 2))
+    assert found[0, 1:].tolist() == [
+        pytest.approx(math.log(worth(-9.0, True)), rel=1e-3),
+        -math.inf,
+    ]
+    assert found[1].tolist() == [0.0, -9.0, -math.inf]
+    kept = affordable(batch([tree, tree]), prices, [3, 3])
+    assert kept.sizes.tolist() == [1, 2]
 
 
 def totals(pool: Tree) -> list[float]:
@@ -133,7 +162,7 @@ def test_the_best_of_all_levels_are_kept(rows: list[tuple[Tree, int]]) -> None:
     for score, each in zip(scores, pools, strict=True):
         score[: len(each.tokens)] = totals(each)
     columns = [each.numpy() for each in (pool.tokens, pool.parents, pool.logprobs)]
-    kept = keep_best(pool.sizes.numpy(), [*columns, scores], budgets)
+    kept = keep_best(pool.sizes.numpy(), [*columns, scores], budgets, market(None, len(pools)))
     assert kept.tokens.shape[1] == max(budgets)
     for each, budget, tree in zip(pools, budgets, unbatch(kept), strict=True):
         expected = reachable_first(each, budget)
@@ -146,7 +175,7 @@ def test_impossible_candidates_are_not_kept() -> None:
     pool = batch([Tree([1, 2, 3, 4], [-1, 0, 0, 1], [0.0, -math.inf, -1.0, -0.5])])
     columns = [each.numpy() for each in (pool.tokens, pool.parents, pool.logprobs)]
     scores = np.array([[0.0, -np.inf, -1.0, -np.inf]], np.float32)
-    (tree,) = unbatch(keep_best(pool.sizes.numpy(), [*columns, scores], [4]))
+    (tree,) = unbatch(keep_best(pool.sizes.numpy(), [*columns, scores], [4], market(None, 1)))
     assert tree == Tree([1, 3], [-1, 0], [0.0, -1.0])
 
 
@@ -165,7 +194,7 @@ def grow(texts: Sequence[Path], shape: Shape, prices: Prices) -> list[dict[Path,
                     zip(best.values.tolist(), best.indices.tolist(), strict=True)
                 ):
                     total = worth_of[path] * worth(logprob, rank == 0)
-                    if total >= prices.node:
+                    if total >= node_price(prices):
                         child = (*path, token)
                         drafted[child], worth_of[child] = logprob, total
                         level.append(child)
@@ -198,7 +227,7 @@ def test_growing_ends_where_a_level_or_a_node_costs_more_than_it_brings(
     shape: Shape, seeds: list[int], node: float, level: float, expansion: float
 ) -> None:
     texts = [(seed, request) for request, seed in enumerate(seeds)]
-    prices = Prices(level, expansion, node, ONWARD, [CURVE], [0] * len(texts))
+    prices = priced(node, level, expansion, [0] * len(texts))
     grower, model = planted(texts)
     drafted = grower.draft(range(len(texts)), [shape] * len(texts), model, prices)
     expected = grow(texts, shape, prices)
@@ -219,7 +248,7 @@ def test_growth_says_what_expanding_brought() -> None:
         value[path] = value[path[:-1]] * worth(tree[path], first)
     expanded = [path[1:] for path in model.expanded]
     assert sum(grower.growth.worth) == pytest.approx(sum(value[p] for p in expanded), abs=1e-4)
-    below = sum(value[path] - prices.node for path in tree if len(path) > 1)
+    below = sum(value[path] - node_price(prices) for path in tree if len(path) > 1)
     assert sum(grower.growth.gained) == pytest.approx(below, abs=1e-4)
     likely = [value[path] for path in expanded if value[path] >= 1 - 1 / (LIKELIHOODS - 1)]
     assert grower.growth.worth[-1] <= sum(likely) + 1e-4
@@ -227,17 +256,15 @@ def test_growth_says_what_expanding_brought() -> None:
 
 def test_a_tree_without_a_price_grows_in_full_and_its_passes_are_free_for_others() -> None:
     texts = [(3, 0), (4, 1)]
-    dear = Prices(1000.0, 0.0, 0.05, ONWARD, [CURVE], [0, UNPRICED])
+    dear = priced(0.05, 1000.0, of=[0, UNPRICED])
     shape = Shape(4, 3, 12)
     grower, model = planted(texts)
     drafted = grower.draft([0, 1], [shape] * 2, model, dear)
     in_full = grow_in_full(lambda path, width: distribution(texts[1] + path).topk(width), shape)
     assert_same(nodes_of(drafted, 1), in_full)
-    free = Prices(0.0, 0.0, 0.05, ONWARD, [CURVE], [0])
+    free = priced(0.05)
     assert_same(nodes_of(drafted, 0), grow(texts[:1], shape, free)[0])
     alone, model = planted(texts[:1])
-    tree = nodes_of(
-        alone.draft([0], [shape], model, Prices(1000.0, 0.0, 0.05, ONWARD, [CURVE], [0])), 0
-    )
+    tree = nodes_of(alone.draft([0], [shape], model, priced(0.05, 1000.0)), 0)
     assert max(map(len, tree)) == 1
     assert model.calls == 0

@@ -23,7 +23,10 @@ def observe(costs: CostModel, machine: Machine, steps: int, noise: float = 0.0) 
 def test_a_machines_prices_are_found(machine: Machine) -> None:
     costs = CostModel()
     observe(costs, machine, 150)
-    assert costs.node == pytest.approx(machine.node, rel=0.1, abs=machine.base / 1000)
+    for requests in (1, 4, 8):
+        more = costs.nodes(requests, np.array([0, 1, 10, 30]))
+        expected = machine.node * np.array([0, 1, 10, 30])
+        np.testing.assert_allclose(more, expected, rtol=0.15, atol=machine.base / 20)
     assert costs.level == pytest.approx(machine.level, rel=0.1)
     assert costs.expansion == pytest.approx(machine.expansion, rel=0.2, abs=machine.base / 2000)
     assert costs.plain(8) == pytest.approx(machine.step(8, 8, 0, 0, None).total_s, rel=0.05)
@@ -33,21 +36,49 @@ def test_a_machines_prices_are_found(machine: Machine) -> None:
 
 def test_the_first_step_sets_the_scale_and_ratios_of_a_middling_machine_the_rest() -> None:
     costs = CostModel()
-    before = costs.node / costs.plain(1)
+    ten = np.array([10])
+    before = costs.nodes(1, ten) / costs.plain(1)
     costs.observe(Machine(base=7.0, node=0.2).step(1, 1, 0, 0, None))
     assert costs.plain(1) == pytest.approx(7.2, rel=0.1)
-    assert costs.node / costs.plain(1) == pytest.approx(before, rel=0.3)
+    assert costs.nodes(1, ten) / costs.plain(1) == pytest.approx(before, rel=0.3)
+
+
+def test_blocks_of_rows_are_a_staircase() -> None:
+    costs = CostModel()
+    random = np.random.default_rng(1)
+
+    def seconds(rows: int) -> float:
+        return 10.0 + 8.0 * max(0, -(-rows // 4) - 1)
+
+    for _ in range(300):
+        rows = int(random.choice([1, 2, 3, 4, 5, 6, 8, 12, 16]))
+        growth = Growth(1, 1) if rows > 1 else None
+        noise = 1 + 0.2 * random.random()
+        costs.observe(StepWork(1, rows, 1, 0, 0.0, growth, 1.0, noise * seconds(rows), 12.0))
+    more = costs.nodes(1, np.array([3, 4, 7, 11, 15]))
+    np.testing.assert_allclose(more / 1.1, [0, 8, 8, 16, 24], atol=1.5)
+
+
+def test_a_size_that_was_never_seen_is_like_those_that_were() -> None:
+    costs = CostModel()
+    work = StepWork(1, 1, 1, 0, 0.0, None, 0.0, 10.0, 10.0)
+    costs.observe(work)
+    for _ in range(20):
+        costs.observe(work._replace(nodes=16, growth=Growth(1, 1), verify_s=40.0, total_s=41.0))
+        costs.observe(work)
+    assert costs.nodes(1, np.array([31]))[0] > 30
+    assert 0 < costs.nodes(1, np.array([7]))[0] < 30
 
 
 def test_it_follows_a_machine_that_slows_down_and_ignores_a_stall() -> None:
     costs = CostModel()
-    observe(costs, CPU, 100)
+    observe(costs, CPU, 300)
     stall = CPU.step(1, 1, 0, 0, None, 1000.0)
     costs.observe(stall)
-    assert costs.plain(1) < 1.5 * CPU.step(1, 1, 0, 0, None).total_s
+    assert costs.plain(1) < 1.2 * CPU.step(1, 1, 0, 0, None).total_s
     observe(costs, Machine(*(2 * part for part in CPU)), 200)
     assert costs.plain(1) == pytest.approx(2 * CPU.step(1, 1, 0, 0, None).total_s, rel=0.1)
-    assert costs.node == pytest.approx(2 * CPU.node, rel=0.15)
+    assert costs.nodes(1, np.array([10]))[0] == pytest.approx(20 * CPU.node, rel=0.2)
 
 
 def test_what_was_never_varied_keeps_its_prior() -> None:

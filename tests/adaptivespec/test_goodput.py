@@ -12,7 +12,6 @@ import torch
 from adaptivespec.config import GoodputPolicy, StaticPolicy
 from adaptivespec.drafters.growth import GrowingTrees, Level
 from adaptivespec.goodput import LONGEST, PLAIN_EVERY, Goodput
-from adaptivespec.margin import walk
 from adaptivespec.policy import Policy, Static, make_policy
 from adaptivespec.pricing import UNPRICED, Growth, Prices
 from adaptivespec.shape import NO_DRAFT, Shape
@@ -20,6 +19,7 @@ from adaptivespec.signals import STRICT, Rule
 from adaptivespec.tree import DraftTrees, roots
 from tests.adaptivespec.drafters.test_growth import distribution
 from tests.adaptivespec.machine import CPU, GPU, LOADED, Machine
+from tests.adaptivespec.trees import walk
 
 LARGEST = Shape(5, 4, 24)
 Target = Callable[[tuple[int, ...], np.random.Generator], int]
@@ -102,13 +102,12 @@ class World:
                 prices = policy.prices(list(signals), self.requests)
                 trees, growth = draft(texts, shapes, prices)
             predict = self._choose(texts, trees, random)
-            walked = walk(trees.tokens, trees.parents, predict)
-            policy.verified(trees, walked.path, [each.rule for each in signals])
+            walks, size = walk(trees, predict), trees.tokens.shape[1]
+            paths = [path + [-1] * (size - len(path)) for path, _ in walks]
+            policy.verified(trees, torch.tensor(paths), [each.rule for each in signals])
             emitted = 0
-            for i, (path, bonus) in enumerate(
-                zip(walked.path.tolist(), walked.bonus.tolist(), strict=True)
-            ):
-                new = [int(trees.tokens[i, node]) for node in path[1:] if node >= 0] + [bonus]
+            for i, (path, bonus) in enumerate(walks):
+                new = [*trees.tokens[i, path[1:]].tolist(), bonus]
                 texts[i] = (*texts[i][-2:], *new)
                 unfed[i] += len(new)
                 emitted += len(new)

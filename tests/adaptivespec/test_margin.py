@@ -1,14 +1,18 @@
-"""The margin rule and the walk, against a slow version that thinks in probabilities."""
+"""The margin rule and what it accepts, against a slow version that thinks in probabilities."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from adaptivespec.margin import Promotions, Walk, promote, promotions, walk
+from adaptivespec.acceptance import Verdict, accept
+from adaptivespec.guards import StepGuards
+from adaptivespec.margin import promote, promotions
+from adaptivespec.messages import Verified
 from tests.adaptivespec.trees import VOCABULARY, Tree, batch, trees
 
 # Probabilities are weights / their sum, and kappa is a fraction of 97: no ratio of two weights
@@ -88,17 +92,55 @@ def tensors(cases: list[Case]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return forest.tokens, forest.parents, target, gap, torch.tensor([float(c.kappa) for c in cases])
 
 
-def verify(cases: list[Case]) -> tuple[Tensor, Tensor, Walk, Promotions]:
+def accepted(cases: list[Case]) -> Verdict:
     tokens, parents, target, gap, kappa = tensors(cases)
+    logprobs = torch.zeros_like(gap)
+    verified = Verified(
+        nodes=tokens.shape[1],
+        tokens=raw(tokens),
+        parents=raw(parents),
+        logprobs=raw(logprobs),
+        target=raw(target),
+        gap=raw(gap),
+        first_tokens=[],
+        wait_s=0.0,
+        forward_s=0.0,
+    )
     caps = torch.tensor([case.cap for case in cases])
+    return accept(verified, kappa.tolist(), StepGuards(caps))
+
+
+def raw(tensor: Tensor) -> bytearray:
+    return bytearray(tensor.numpy().tobytes())
+
+
+batches = st.lists(cases(), min_size=1, max_size=4)
+
+
+@given(batches)
+def test_what_is_accepted_is_the_rule_in_probabilities(batch_of: list[Case]) -> None:
+    verdict = accepted(batch_of)
+    for b, (case, outcome) in enumerate(zip(batch_of, verdict.outcomes, strict=True)):
+        path, bonus = walked(case)
+        assert verdict.path[b].tolist() == path + [-1] * (verdict.path.shape[1] - len(path))
+        assert (outcome.path, outcome.bonus) == (path, bonus)
+        assert outcome.tokens == [case.tree.tokens[node] for node in path[1:]]
+        jumps = [node in promoted_children(case).values() for node in path[1:]]
+        assert outcome.promoted == jumps
+        assert sum(jumps) <= case.cap
+        ratios = [float(case.ratio(n)) for n, jump in zip(path[1:], jumps, strict=True) if jump]
+        assert outcome.margin == pytest.approx(min(ratios, default=1.0), rel=1e-5)
+        assert outcome.drafted == len(case.tree.tokens) - 1
+        assert outcome.depth == max(len(case.tree.path(n)) for n in range(outcome.drafted + 1)) - 1
+
+
+@given(batches)
+def test_on_a_device_the_rule_is_the_same(batch_of: list[Case]) -> None:
+    tokens, parents, target, gap, kappa = tensors(batch_of)
+    caps = torch.tensor([case.cap for case in batch_of])
     predict, promoted = promote(tokens, parents, target, gap, kappa, caps)
-    result = walk(tokens, parents, predict)
-    return predict, promoted, result, promotions(result.path, promoted, gap)
-
-
-@given(st.lists(cases(), min_size=1, max_size=4))
-def test_rule_and_walk_equal_the_rule_in_probabilities(batch_of: list[Case]) -> None:
-    predict, promoted, result, along = verify(batch_of)
+    path = accepted(batch_of).path
+    along = promotions(path, promoted, gap)
     for b, case in enumerate(batch_of):
         tree, size = case.tree, len(case.tree.tokens)
         expected = promoted_children(case)
@@ -106,13 +148,8 @@ def test_rule_and_walk_equal_the_rule_in_probabilities(batch_of: list[Case]) -> 
         assert predict[b, :size].tolist() == [
             tree.tokens[expected[i]] if i in expected else case.target(i) for i in range(size)
         ]
-        path, bonus = walked(case)
-        assert result.path[b].tolist() == path + [-1] * (result.path.shape[1] - len(path))
-        assert result.accepted[b] == len(path) - 1
-        assert result.bonus[b] == bonus
-
-        jumps = [node for node in path if node in expected.values()]
-        assert result.path[b][along.nodes[b]].tolist() == jumps
+        jumps = [node for node in path[b].tolist() if node in expected.values()]
+        assert path[b][along.nodes[b]].tolist() == jumps
         assert along.total[b] == len(jumps) <= case.cap
         smallest = min((float(case.ratio(node)) for node in jumps), default=1.0)
         torch.testing.assert_close(along.smallest[b], torch.tensor(smallest))
@@ -129,24 +166,21 @@ def test_kappa_one_is_the_strict_rule_even_at_ties(case: Case) -> None:
 
 def test_a_tie_with_the_top_1_is_promoted_below_kappa_one() -> None:
     case = Case(Tree([0, 2], [-1, 0], [0.0, -1.0]), [[6, 0, 6, 0, 0]] * 2, Fraction(96, 97), 1)
-    _, _, result, along = verify([case])
-    assert (result.accepted.tolist(), along.total.tolist()) == ([1], [1])
+    assert accepted([case]).outcomes[0].promoted == [True]
     case.kappa = Fraction(1)
-    _, _, result, along = verify([case])
-    assert (result.accepted.tolist(), along.total.tolist()) == ([0], [0])
+    assert accepted([case]).outcomes[0].promoted == []
 
 
 @given(cases(), kappas)
 def test_a_laxer_kappa_never_shortens_a_chain(case: Case, other: Fraction) -> None:
     size = len(case.tree.tokens)
     case.tree = case.tree._replace(parents=list(range(-1, size - 1)))
-    tokens, parents, target, gap, _ = tensors([case])
+    case.cap = size
 
-    def accepted(kappa: Fraction) -> int:
-        predict, _ = promote(tokens, parents, target, gap, torch.tensor([float(kappa)]))
-        return int(walk(tokens, parents, predict).accepted)
+    def length(kappa: Fraction) -> int:
+        return len(accepted([replace(case, kappa=kappa)]).outcomes[0].path)
 
-    assert accepted(min(case.kappa, other)) >= accepted(max(case.kappa, other))
+    assert length(min(case.kappa, other)) >= length(max(case.kappa, other))
 
 
 @given(cases())

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from adaptivespec.margin import walk
 from adaptivespec.sampling import SamplingParams, gaps, target_tokens, uniforms
 from adaptivespec.tree import depths
-from tests.adaptivespec.trees import Tree, batch
+from tests.adaptivespec.trees import Tree, batch, walk
 
 GREEDY = SamplingParams()
 WEIGHTS = [8, 1, 5, 0, 2, 4, 1]  # of a small vocabulary; sum 21
@@ -233,11 +232,10 @@ class TestSpeculation:
                 )
             ).gather(1, depth)
             target = self.sampled(forest.tokens.clamp_min(0).flatten(), params, draws.flatten())
-            result = walk(forest.tokens, forest.parents, target.view_as(forest.tokens))
-            for row, output in enumerate(outputs):
-                path = [node for node in result.path[row, 1:].tolist() if node >= 0]
-                output += [*forest.tokens[row, path].tolist(), int(result.bonus[row])]
-                accepted += len(path)
+            walks = walk(forest, target.view_as(forest.tokens))
+            for row, (output, (path, bonus)) in enumerate(zip(outputs, walks, strict=True)):
+                output += [*forest.tokens[row, path[1:]].tolist(), bonus]
+                accepted += len(path) - 1
         return [output[: self.LENGTH] for output in outputs], accepted
 
     def random_tree(self, rng: np.random.Generator, root: int) -> Tree:

@@ -80,3 +80,18 @@ def unbatch(trees: DraftTrees) -> Iterator[Tree]:
         edges = list(zip(parents[:size], tokens[:size], strict=True))
         assert len(set(edges)) == size
         yield Tree(tokens[:size], parents[:size], logprobs[:size])
+
+
+def walk(trees: DraftTrees, predict: torch.Tensor) -> list[tuple[list[int], int]]:
+    """From each root, the children equal to `predict` [B, N]: the accepted nodes, the root first,
+    and the token after the last."""
+    walks = []
+    for tree, wanted in zip(unbatch(trees), predict.tolist(), strict=True):
+        path = [0]
+        while True:
+            exact = [c for c in tree.children(path[-1]) if tree.tokens[c] == wanted[path[-1]]]
+            if not exact:
+                break
+            path += exact
+        walks.append((path, wanted[path[-1]]))
+    return walks
