@@ -78,7 +78,7 @@ def test_it_follows_a_machine_that_slows_down_and_ignores_a_stall() -> None:
     assert costs.plain(1) < 1.2 * CPU.step(1, 1, 0, 0, None).total_s
     observe(costs, Machine(*(2 * part for part in CPU)), 200)
     assert costs.plain(1) == pytest.approx(2 * CPU.step(1, 1, 0, 0, None).total_s, rel=0.1)
-    assert costs.nodes(1, np.array([10]))[0] == pytest.approx(20 * CPU.node, rel=0.2)
+    assert costs.nodes(1, np.array([10]))[0] == pytest.approx(20 * CPU.node, rel=0.3)
 
 
 def test_what_was_never_varied_keeps_its_prior() -> None:
