@@ -68,6 +68,11 @@ def gaps(logits: Tensor, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tenso
     and int64 [T], the argmax, of equals the lowest.
     """
     argmax = most_likely(logits)
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        gap = torch.empty(len(tokens))
+        arrays = (each.contiguous().numpy() for each in (logits, tokens, parents, argmax))
+        choices.gaps(*arrays, gap.numpy())
+        return gap, argmax
     above = parents.clamp_min(0).long()
     gap = logits[above, tokens.clamp_min(0).long()].float() - logits[above, argmax[above]].float()
     return torch.where((parents >= 0) & (tokens >= 0), gap, -torch.inf), argmax

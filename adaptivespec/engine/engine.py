@@ -5,17 +5,20 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptivespec.errors import ConfigError
+from adaptivespec.kernels.packing import pack
 from adaptivespec.messages import Chunk
 from adaptivespec.models.attention import Segment
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.decoder import Decoder, eagle3_layers
 from adaptivespec.sampling import SamplingParams, gaps, target_tokens, uniforms
-from adaptivespec.tree import DraftTrees, ancestor_mask, depths
+from adaptivespec.tree import DraftTrees
 
 Projector = Callable[[Tensor], Tensor]
+Ints = NDArray[np.int64]
 
 
 class Forwarded(NamedTuple):
@@ -121,51 +124,52 @@ class TargetEngine:
         for request in (*requests, *(chunk.request for chunk in chunks)):
             if self._cache.pending(request):
                 self._cache.commit(request, ())
-        nodes = trees.tokens.cpu()
-        parents = trees.parents.cpu()
-        real = nodes >= 0
-        depth = depths(parents)
-        starts = torch.tensor([self._cache.length(r) for r in requests], dtype=torch.int64)
-        tokens = nodes[real].tolist()
-        positions = (starts[:, None] + depth)[real].tolist()
-        segments = _tree_segments(requests, real, parents)
-        verified = len(tokens)
-        drawn = [
-            _Row(segment.request, position + 1)
-            for segment in segments
-            for position in positions[segment.start : segment.stop]
-        ]
+        nodes, parents = trees.tokens.cpu().numpy(), trees.parents.cpu().numpy()
+        starts = np.array([self._cache.length(r) for r in requests], dtype=np.int64)
+        rows, sizes = np.empty((3, nodes.size), np.int64), np.empty(len(requests), np.int64)
+        visible = np.empty((*nodes.shape, nodes.shape[1]), np.bool_)
+        verified = pack(nodes, parents, starts, rows, sizes, visible)
+        tokens, positions, above = rows[:, :verified]
+        segments, owners, first = [], [], 0
+        for request, size, mask in zip(requests, sizes.tolist(), visible, strict=True):
+            seen = torch.from_numpy(mask[:size, :size]) if size > 1 else None
+            segments.append(Segment(request, first, first + size, seen))
+            owners += [request] * size
+            first += size
+        drawn = [_Row(*row) for row in zip(owners, (positions + 1).tolist(), strict=True)]
         wanted = list(range(verified))
         for chunk in chunks:
-            start = self._cache.length(chunk.request)
-            segments.append(Segment(chunk.request, len(tokens), len(tokens) + len(chunk.tokens)))
-            tokens.extend(chunk.tokens)
-            positions.extend(range(start, start + len(chunk.tokens)))
+            start, length = self._cache.length(chunk.request), len(chunk.tokens)
+            segments.append(Segment(chunk.request, first, first + length))
+            first += length
+            tokens = np.concatenate([tokens, np.array(chunk.tokens, np.int64)])
+            positions = np.concatenate([positions, np.arange(start, start + length)])
             if chunk.final:
-                wanted.append(len(tokens) - 1)
-                drawn.append(_Row(chunk.request, positions[-1] + 1))
+                wanted.append(first - 1)
+                drawn.append(_Row(chunk.request, start + length))
 
-        target = torch.full_like(nodes, -1)
+        target = torch.full(nodes.shape, -1, dtype=torch.int32)
         gap = torch.full(nodes.shape, -torch.inf)
-        if not tokens:
+        if not first:
             return Forwarded(target, gap, [])
         hidden = self._run(tokens, positions, segments)
         for chunk in chunks:
             self._cache.commit(chunk.request, range(len(chunk.tokens)))
         if not wanted:
             return Forwarded(target, gap, [])
-        above = _packed_parents(real, parents) + [-1] * (len(wanted) - verified)
-        chosen, ratio = self._choose(hidden, wanted, [tokens[row] for row in wanted], above, drawn)
+        above = np.pad(above, (0, len(wanted) - verified), constant_values=-1)
+        chosen, ratio = self._choose(hidden, wanted, tokens[wanted], above, drawn)
+        real = torch.from_numpy(nodes >= 0)
         target[real] = chosen[:verified].int()
         gap[real] = ratio[:verified]
         return Forwarded(target, gap, chosen[verified:].tolist())
 
-    def _run(self, tokens: list[int], positions: list[int], segments: Sequence[Segment]) -> Tensor:
+    def _run(self, tokens: Ints, positions: Ints, segments: Sequence[Segment]) -> Tensor:
         """Final hidden states [T, H] of a packed batch; projected states go to the cache."""
         device = self._decoder.device
         hidden = self._decoder.forward(
-            torch.tensor(tokens, device=device),
-            torch.tensor(positions, device=device),
+            torch.from_numpy(tokens).to(device),
+            torch.from_numpy(positions).to(device),
             self._cache,
             segments,
             self._aux_layers,
@@ -178,8 +182,8 @@ class TargetEngine:
         self,
         hidden: Tensor,
         wanted: list[int],
-        tokens: list[int],
-        parents: list[int],
+        tokens: Ints,
+        parents: Ints,
         drawn: list[_Row],
     ) -> tuple[Tensor, Tensor]:
         """The target's tokens int64 [R] and the gaps float32 [R] of the rows `wanted` of `hidden`,
@@ -187,31 +191,11 @@ class TargetEngine:
         device = hidden.device
         rows = hidden if len(wanted) == len(hidden) else hidden[torch.tensor(wanted, device=device)]
         logits = self._decoder.logits(rows)
-        gap, argmax = gaps(
-            logits, torch.tensor(tokens, device=device), torch.tensor(parents, device=device)
-        )
+        asked = (torch.from_numpy(each).to(device) for each in (tokens, parents))
+        gap, argmax = gaps(logits, *asked)
         params = [self._sampling[row.request] for row in drawn]
         chosen = target_tokens(logits, params, _draws(drawn, params), argmax)
         return chosen.cpu(), gap.cpu()
-
-
-def _tree_segments(requests: Sequence[int], real: Tensor, parents: Tensor) -> list[Segment]:
-    """The packed rows of every tree's real nodes [B, N]."""
-    masks = ancestor_mask(parents) if parents.shape[1] > 1 else None
-    segments, start = [], 0
-    for i, (request, size) in enumerate(zip(requests, real.sum(-1).tolist(), strict=True)):
-        mask = masks[i, :size, :size] if masks is not None and size > 1 else None
-        segments.append(Segment(request, start, start + size, mask))
-        start += size
-    return segments
-
-
-def _packed_parents(real: Tensor, parents: Tensor) -> list[int]:
-    """The packed row of every real node's parent, -1 at roots."""
-    sizes = real.sum(-1)
-    first = sizes.cumsum(0) - sizes
-    packed: list[int] = torch.where(parents < 0, -1, parents + first[:, None])[real].tolist()
-    return packed
 
 
 def _draws(rows: Sequence[_Row], params: Sequence[SamplingParams]) -> Tensor:

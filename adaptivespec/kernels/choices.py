@@ -54,3 +54,15 @@ def _largest(row: Any, values: Any, places: Any) -> None:
                     values[k], places[k] = values[k - 1], places[k - 1]
                     k -= 1
                 values[k], places[k] = row[i], i
+
+
+@njit(nogil=True, cache=True)
+def gaps(logits: Any, tokens: Any, parents: Any, argmax: Any, gap: Any) -> None:
+    """gap [T]: how far the logit of each row's token is below the largest at its parent's row,
+    float32 logits [R, V]; -inf at roots and padding (token < 0)."""
+    for n in range(len(tokens)):
+        above = parents[n]
+        if above < 0 or tokens[n] < 0:
+            gap[n] = -math.inf
+        else:
+            gap[n] = logits[above, tokens[n]] - logits[above, argmax[above]]
