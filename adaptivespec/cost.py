@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +24,9 @@ Floats = NDArray[np.float64]
 
 MEMORY = 0.99
 """What an observation still weighs when the next one of its part has come."""
+
+MEASURED = 5.0
+"""Observations that a measurement beforehand is worth."""
 
 LATELY = 9
 """Passes whose median sets the scale: a context grows, and others use the machine."""
@@ -53,6 +57,24 @@ class StepWork(NamedTuple):
     draft_s: float
     verify_s: float
     total_s: float
+
+
+class VerifyCosts(msgspec.Struct, frozen=True):
+    """Seconds of passes of the target over `rows` nodes."""
+
+    rows: list[int]
+    seconds: list[float]
+
+
+class DraftCosts(msgspec.Struct, frozen=True):
+    """Seconds of a draft and of each of its passes and expanded nodes; of feeding the drafter and
+    of each token that it is fed."""
+
+    once: float
+    level: float
+    expansion: float
+    feed: float
+    token: float
 
 
 class Line:
@@ -96,6 +118,16 @@ class Staircase:
         self._ratios = deque([1.0], LATELY)  # to the curve
         self._shape = np.ones_like(expected)
         self._expected = expected
+
+    @classmethod
+    def measured(cls, costs: VerifyCosts) -> "Staircase":
+        """What begins with what was measured; sizes beyond grow as the last ones did."""
+        rows, seconds = np.array(costs.rows), np.array(costs.seconds)
+        slope = (seconds[-1] - seconds[0]) / max(rows[-1] - rows[0], 1)
+        beyond = np.maximum(np.array(ROWS) - rows[-1], 0) * max(slope, 0.0)
+        curve = cls(np.interp(ROWS, rows, seconds) + beyond)
+        curve._seen[np.isin(ROWS, rows)] = MEASURED
+        return curve
 
     @property
     def _scale(self) -> float:
@@ -143,6 +175,16 @@ class CostModel:
         self._draft = Line((0.04, 0.10, 0.003), (1, 2, 4), unit)
         self._feed = Line((0.08, 0.003), (1, 4), unit)
         self._rest = Line((0.02, 0.02), (1, 1), unit)
+
+    def profiled(self, verify: VerifyCosts | None, draft: DraftCosts | None) -> None:
+        """Begin with what was measured beforehand, as far as it was."""
+        if verify is not None:
+            self._begin(verify.seconds[0])
+            self._verify = Staircase.measured(verify)
+        if draft is not None and self._begun:
+            drafting = draft.once, draft.level, draft.expansion
+            self._draft = Line(drafting, (1, 2, 4), 1.0)
+            self._feed = Line((draft.feed, draft.token), (1, 4), 1.0)
 
     def observe(self, step: StepWork) -> None:
         """Learn from a step."""

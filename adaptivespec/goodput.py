@@ -17,7 +17,7 @@ from torch import Tensor
 from adaptivespec.appraisal import market, worths
 from adaptivespec.calibration import Calibration, Floats, Reliability, accepted_nodes, outcomes
 from adaptivespec.config import DCSPolicy, GoodputPolicy
-from adaptivespec.cost import CostModel, StepWork
+from adaptivespec.cost import CostModel, DraftCosts, StepWork, VerifyCosts
 from adaptivespec.pricing import LIKELIHOODS, NODES, UNPRICED, Prices
 from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.signals import STRICT, Rule, Signals
@@ -118,6 +118,9 @@ class Goodput:
         if rule not in self._calibrations:
             self._calibrations[rule] = Calibration(rule.greedy)
         return self._calibrations[rule]
+
+    def profiled(self, verify: VerifyCosts | None, draft: DraftCosts | None) -> None:
+        self.costs.profiled(verify, draft)
 
     # -- before a step ----------------------------------------------------------------------------
 

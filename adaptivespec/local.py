@@ -13,6 +13,7 @@ from adaptivespec.link import InProcessLink
 from adaptivespec.policy import Policy, make_policy
 from adaptivespec.port import Local
 from adaptivespec.request import Delta, GenerationRequest
+from adaptivespec.startup import draft_costs, verify_costs
 from adaptivespec.tokenizer import Tokenizer, load_tokenizer
 from adaptivespec.worker import DraftWorker, TargetWorker
 
@@ -33,11 +34,13 @@ class LocalSystem:
         self.settings = settings
         self.tokenizer = tokenizer
         self.target = TargetWorker(engine)
+        self._policy = policy or make_policy(settings.policy)
+        self._policy.profiled(verify_costs(settings, engine), None)
         self.controller = Controller(
             Local(self.target.handle),
             Limits.of(settings, engine.config),
             tokenizer,
-            policy or make_policy(settings.policy),
+            self._policy,
             settings,
         )
         self._generation = 0
@@ -57,6 +60,7 @@ class LocalSystem:
     def attach(self, drafter: Drafter) -> DraftWorker:
         """Use this drafter from here on, in the place of another or of none."""
         self._generation += 1
+        self._policy.profiled(None, draft_costs(self.settings, drafter))
         worker, link = DraftWorker(drafter), InProcessLink()
         for side in (self.target, worker):
             side.offer_link(self._generation, link)

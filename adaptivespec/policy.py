@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from adaptivespec.config import DCSPolicy, GoodputPolicy, PolicySettings, StaticPolicy
-from adaptivespec.cost import StepWork
+from adaptivespec.cost import DraftCosts, StepWork, VerifyCosts
 from adaptivespec.goodput import Goodput
 from adaptivespec.pricing import Prices
 from adaptivespec.shape import NO_DRAFT, Shape
@@ -35,6 +35,9 @@ class Policy(Protocol):
     def rests(self) -> bool:
         """Whether requests that follow the policy do not even feed the drafter."""
 
+    def profiled(self, verify: VerifyCosts | None, draft: DraftCosts | None) -> None:
+        """What passes were measured to cost before the first step; None: not known."""
+
     def signals(self, rule: Rule = STRICT) -> Signals:
         """Signals of a new request."""
 
@@ -56,6 +59,9 @@ class _Unlearning:
     """What policies do that learn nothing from steps."""
 
     rests = False
+
+    def profiled(self, verify: VerifyCosts | None, draft: DraftCosts | None) -> None:
+        return
 
     def prices(self, signals: Sequence[Signals | None], running: int) -> None:
         return None

@@ -11,9 +11,11 @@ import torch
 
 from adaptivespec import tracing
 from adaptivespec.config import Compute, Settings
+from adaptivespec.cost import DraftCosts, VerifyCosts
 from adaptivespec.drafters.build import make_drafter
 from adaptivespec.engine.build import make_target
 from adaptivespec.limits import Limits
+from adaptivespec.startup import draft_costs, verify_costs
 from adaptivespec.worker import DraftWorker, TargetWorker
 from transport.channel import Address
 from transport.frames import TO_DRAFT, TO_TARGET
@@ -29,6 +31,7 @@ class TargetInfo(msgspec.Struct, frozen=True):
     address: Address
     pid: int
     limits: Limits
+    costs: VerifyCosts | None
 
 
 class DraftInfo(msgspec.Struct, frozen=True):
@@ -37,6 +40,7 @@ class DraftInfo(msgspec.Struct, frozen=True):
     address: Address
     pid: int
     state_size: int
+    costs: DraftCosts | None
 
 
 def own_host(settings: Settings) -> str:
@@ -79,6 +83,7 @@ class TargetActor(_Actor):
             address=serve(self._worker, self._host, TO_TARGET, self._role),
             pid=os.getpid(),
             limits=Limits.of(settings, engine.config),
+            costs=verify_costs(settings, engine),
         )
 
     def open_link(self, generation: int) -> LinkAddress:
@@ -118,6 +123,7 @@ class DraftActor(_Actor):
                 address=serve(self._worker, self._host, TO_DRAFT, self._role),
                 pid=os.getpid(),
                 state_size=drafter.state_size,
+                costs=draft_costs(self._settings, drafter),
             )
         return self._info
 

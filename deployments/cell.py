@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from adaptivespec.config import Compute, Settings
+from adaptivespec.cost import DraftCosts
 from adaptivespec.errors import AdaptiveSpecError, DrafterLost, TargetLost
 from deployments.actors import DraftActor, DraftInfo
 from transport.channel import Address
@@ -36,12 +37,13 @@ Info = TypeVar("Info", bound=Loaded)
 
 @dataclass(frozen=True)
 class Linked:
-    """A drafter that is joined to the target: where it takes messages, and the generation of the
-    link."""
+    """A drafter that is joined to the target: where it takes messages, the generation of the link,
+    and what drafting was measured to cost."""
 
     drafter: Address
     generation: int
     needs_states: bool
+    costs: DraftCosts | None
 
 
 class Cell(Generic[Info]):
@@ -90,7 +92,7 @@ class Cell(Generic[Info]):
             call(draft.join_link, joining_s, DrafterLost, generation, address),
         )
         log.info("drafter ready: process %d, link generation %d", info.pid, generation)
-        return Linked(info.address, generation, info.state_size > 0)
+        return Linked(info.address, generation, info.state_size > 0, info.costs)
 
     async def drafter_died(self) -> bool:
         """Whether the drafter's process has ended; one that is only slow to answer has not."""

@@ -50,6 +50,7 @@ class EmbeddedEngine:
 
     async def start_target(self) -> Limits:
         info = await self._cell.start_target()
+        self._policy.profiled(info.costs, None)
         timeout_s = self._settings.target_timeout_s
         port: TargetPort = await asyncio.to_thread(
             open_port, info.address, FROM_TARGET, timeout_s, TargetLost
@@ -67,6 +68,7 @@ class EmbeddedEngine:
 
     async def attach_drafter(self) -> None:
         linked = await self._cell.link_drafter()
+        self._policy.profiled(None, linked.costs)
         timeout_s = self._settings.link_timeout_s
         port: DraftPort = await asyncio.to_thread(
             open_port, linked.drafter, FROM_DRAFT, timeout_s, DrafterLost
