@@ -32,6 +32,9 @@ DOUBT = 2.0
 MEMORY, LATELY = 512.0, 64.0
 """Outcomes that a knot remembers, and expected acceptances that the trust does."""
 
+FEW = 16
+"""Outcomes that a curve may lack; while there are not many, an eighth of them."""
+
 BINS = 10
 SMALLEST = 1e-6
 
@@ -75,11 +78,12 @@ class Calibration:
         self._accepted = np.zeros_like(self._prior)
         self._trust = np.array([DOUBT, DOUBT])  # acceptances: those that came, and those expected
         self._curve: Curve | None = None
+        self._count = self._new = 0  # outcomes, and those that the curve lacks
 
     @property
     def curve(self) -> Curve:
-        """The present estimate: what a drafter is sent."""
-        if self._curve is None:
+        """The present estimate, but for the last few outcomes: what a drafter is sent."""
+        if self._curve is None or self._new > min(FEW, self._count // 8):
             came, expected = self._trust
             prior = self._prior * min(1.0, came / expected)
             weight = self._seen + PRIOR
@@ -87,7 +91,7 @@ class Calibration:
             first, other = (monotone(s, w) for s, w in zip(share, weight, strict=True))
             other = np.minimum(first, other)  # so that no tree prefers a worse sibling
             first, other = (np.clip(s, SMALLEST, 1.0) for s in (first, other))
-            self._curve = Curve(first.tolist(), other.tolist())
+            self._curve, self._new = Curve(first.tolist(), other.tolist()), 0
         return self._curve
 
     def best(self, confidence: float) -> float:
@@ -117,7 +121,7 @@ class Calibration:
         kept = np.minimum(1.0, MEMORY / np.maximum(self._seen, 1e-9))
         self._seen *= kept
         self._accepted *= kept
-        self._curve = None
+        self._count, self._new = self._count + len(logprobs), self._new + len(logprobs)
 
 
 def monotone(values: Floats, weights: Floats) -> Floats:

@@ -40,6 +40,9 @@ SURE = 50.0
 WORTH = 2.0
 """Steps that the ratios of a middling machine are worth, each."""
 
+EAGER, LAZY_FROM = 4, 32
+"""Coefficients are worked out anew after so many observations; for the first few after each."""
+
 OUTLIER = 2.0
 """No step counts for more than this times what was expected: others may use the machine."""
 
@@ -90,10 +93,22 @@ class Line:
         """The prior: coefficients of `ratios` * `unit` seconds, worth WORTH observations at the
         `typical` quantities."""
         self._memory = memory
-        self.coefficients = np.array(ratios) * unit
+        self._coefficients = np.array(ratios) * unit
         self._weights = np.diag(WORTH * np.square(typical))
         self._squares = np.zeros_like(self._weights)
-        self._products = np.zeros_like(self.coefficients)
+        self._products = np.zeros_like(self._coefficients)
+        self._seen = self._new = 0  # observations, and those that the coefficients lack
+
+    @property
+    def coefficients(self) -> Floats:
+        """Seconds of each quantity's unit."""
+        if self._new >= EAGER or (self._new > 0 and self._seen < LAZY_FROM):
+            anchor = self._weights @ self._coefficients  # what steps do not tell stays as it is
+            system = self._weights + self._squares
+            found = np.linalg.solve(system, anchor + self._products)
+            self._coefficients = np.maximum(found, 0.0)
+            self._new = 0
+        return self._coefficients
 
     def seconds(self, *quantities: float) -> float:
         return float(self.coefficients @ quantities)
@@ -101,11 +116,9 @@ class Line:
     def observe(self, seconds: float, *quantities: float) -> None:
         """Learn from one observation of `quantities`."""
         x = np.array(quantities)
-        self._squares = self._memory * self._squares + np.outer(x, x)
+        self._squares = self._memory * self._squares + x[:, None] * x
         self._products = self._memory * self._products + x * seconds
-        anchor = self._weights @ self.coefficients  # what recent steps do not tell stays as it is
-        found = np.linalg.solve(self._weights + self._squares, anchor + self._products)
-        self.coefficients = np.maximum(found, 0.0)
+        self._seen, self._new = self._seen + 1, self._new + 1
 
 
 class Staircase:
@@ -114,8 +127,10 @@ class Staircase:
 
     def __init__(self, expected: Floats) -> None:
         self._curve = expected
+        self._rising = np.maximum.accumulate(expected)
         self._seen = np.zeros_like(expected)
         self._ratios = deque([1.0], LATELY)  # to the curve
+        self._scale = 1.0
         self._shape = np.ones_like(expected)
         self._expected = expected
 
@@ -129,13 +144,9 @@ class Staircase:
         curve._seen[np.isin(ROWS, rows)] = MEASURED
         return curve
 
-    @property
-    def _scale(self) -> float:
-        return statistics.median(self._ratios)
-
     def seconds(self, rows: int | Floats) -> Floats:
         """What passes of so many rows take: no less than those of fewer."""
-        return np.asarray(self._scale * np.interp(rows, ROWS, np.maximum.accumulate(self._curve)))
+        return np.asarray(self._scale * np.interp(rows, ROWS, self._rising))
 
     def observe(self, seconds: float, rows: int) -> None:
         """Learn from one pass."""
@@ -146,6 +157,7 @@ class Staircase:
         ratio = seconds / float(np.interp(rows, ROWS, self._curve))
         if self._seen[above] and (share == 1 or self._seen[below]):
             self._ratios.append(ratio)
+            self._scale = statistics.median(self._ratios)
             ratio = min(max(ratio, self._scale / OUTLIER), self._scale * OUTLIER)
         for knot, weight in ((below, 1 - share), (above, share)):
             if weight:
@@ -159,6 +171,7 @@ class Staircase:
         everywhere = np.arange(len(ROWS))
         self._shape = np.interp(everywhere, seen, self._shape[seen])
         self._curve = self._expected * self._shape
+        self._rising = np.maximum.accumulate(self._curve)
 
 
 class CostModel:

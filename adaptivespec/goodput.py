@@ -41,6 +41,9 @@ decoding has to know what that takes, at this batch and context."""
 SURPLUS = 4.0
 """Forecast tokens that what trees bring above their forecast is drawn to 1 by."""
 
+CHECK_EVERY = 4
+"""Steps with trees of which one's predictions are held against what came of them."""
+
 PROBE = Shape(1, 1, 2)
 """What one request drafts after a rest, whatever it is worth: the cheapest way to learn."""
 
@@ -78,6 +81,8 @@ class Goodput:
         self._awake = HOPE  # plain tokens since the last rest, and the gain over them
         self._rest, self._next_rest = 0, SHORTEST
         self._probes = 0  # steps that are yet to probe
+        self._priced: tuple[int, Prices] | None = None  # requests, and what they are told
+        self._checks = 0  # steps since the last whose predictions were checked
         self._since_rest = 0
         self._came = self._forecasts = SURPLUS
         self._forecasted: float | None = None  # tokens of this step's trees above their price
@@ -165,6 +170,12 @@ class Goodput:
         return msgspec.structs.replace(self._prices(running), curves=curves, of=of)
 
     def _prices(self, running: int) -> Prices:
+        """Without curves; the same for all that ask between two steps."""
+        if self._priced is None or self._priced[0] != running:
+            self._priced = running, self._work_out_prices(running)
+        return self._priced[1]
+
+    def _work_out_prices(self, running: int) -> Prices:
         theta, costs = self._theta(running), self.costs
         return Prices(
             level=theta * costs.level,
@@ -190,7 +201,9 @@ class Goodput:
         if trees.tokens.shape[1] == 1:
             return
         trees, accepted = trees.cpu(), accepted_nodes(path.cpu())
-        self._check(trees, accepted, rules)
+        self._checks = (self._checks + 1) % CHECK_EVERY
+        if self._checks == 0:
+            self._check(trees, accepted, rules)
         known = outcomes(trees, accepted)
         classes = list(dict.fromkeys(rules))
         of = np.array([classes.index(rule) for rule in rules])[known.row]
@@ -212,6 +225,7 @@ class Goodput:
 
     def stepped(self, step: StepWork) -> None:
         """Learn from what a step of decoding did and took."""
+        prices, self._priced = self._prices(step.requests), None
         self.costs.observe(step)
         self._since_plain = self._since_plain + 1 if step.nodes > step.requests else 0
         plain_tokens = self.costs.seconds(step) / self.costs.plain(step.requests) * step.requests
@@ -223,7 +237,6 @@ class Goodput:
                 self._gained += step.growth.gained
                 self._expanded += step.growth.worth
             if self._forecasted is not None:
-                prices = self._prices(step.requests)
                 spent = float(np.interp(step.nodes - step.requests, NODES, prices.nodes))
                 spent += prices.level * step.growth.passes
                 spent += prices.expansion * step.growth.expanded
