@@ -14,9 +14,10 @@ SGLANG_PIP   := $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-v
 
 .PHONY: serve test test-sglang lint clean
 
+# Ray gives its workers a niceness of 15, at which anything else on the machine delays every step.
 serve: $(STAMP)
 	@$(BIN)/python -m deployments.check serve_config.yaml
-	exec $(BIN)/serve run serve_config.yaml
+	RAY_worker_niceness=0 exec $(BIN)/serve run serve_config.yaml
 
 test: $(DEV) lint test-sglang
 	$(BIN)/pytest

@@ -32,6 +32,9 @@ DOUBT = 2.0
 MEMORY, LATELY = 512.0, 64.0
 """Outcomes that a knot remembers, and expected acceptances that the trust does."""
 
+STALE = 1 / 8
+"""What outcomes weigh from before a time without any, of a drafter that was of little use."""
+
 FEW = 16
 """Outcomes that a curve may lack; while there are not many, an eighth of them."""
 
@@ -93,6 +96,15 @@ class Calibration:
             first, other = (np.clip(s, SMALLEST, 1.0) for s in (first, other))
             self._curve, self._new = Curve(first.tolist(), other.tolist()), 0
         return self._curve
+
+    def doubt_less(self) -> None:
+        """Give a drafter that was of little use another chance: what it did is long ago."""
+        came, expected = self._trust
+        if came < expected / 2:
+            self._trust[:] = DOUBT
+            self._seen *= STALE
+            self._accepted *= STALE
+            self._curve = None
 
     def best(self, confidence: float) -> float:
         """Probability that a best child of this probability in (0, 1] is accepted."""

@@ -260,8 +260,8 @@ class Controller:
         """Tell the target what was accepted, and both sides who came and went; feed the drafter
         what it lacks: new tokens, prompt chunks, or everything after its return."""
         fed = Fed()
-        drafting, rests = self._drafting, self._policy.rests
-        feeds = drafting.feeds(self._running.values(), rests) if drafting else []
+        drafting, followed = self._drafting, self._policy.followed
+        feeds = drafting.feeds(self._running.values(), followed) if drafting else []
         commit = TargetCommit(
             closed=[s.id for s in self._closed],
             opened=[TargetOpen(s.id, s.capacity, s.request.sampling) for s in self._opened],

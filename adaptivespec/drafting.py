@@ -172,16 +172,18 @@ class Drafting:
         self._port = port
         self._max_rows = max_rows
 
-    def feeds(self, sequences: Iterable[Drafts], rests: bool = False) -> list[Feed[Drafts]]:
-        """What the drafter lacks of these, within what a step may carry; nothing for those that
-        leave their shapes to a policy that `rests`."""
+    def feeds(self, sequences: Iterable[Drafts], followed: int | None = None) -> list[Feed[Drafts]]:
+        """What the drafter lacks of these, within what a step may carry; of those that leave their
+        shapes to the policy, only of so many as it has `followed`."""
         feeds, budget = [], self._max_rows
         # Those that lack least go first: running answers keep their speculation while a prompt, or
         # all that a new drafter has to catch up with, streams in.
-        wanting = [
-            s for s in sequences if s.drafts and s.cached and not (rests and s.mode == "adaptive")
-        ]
+        wanting = [sequence for sequence in sequences if sequence.drafts and sequence.cached]
         for sequence in sorted(wanting, key=lambda s: s.cached - s.fed):
+            if sequence.mode == "adaptive" and followed is not None:
+                if followed == 0:
+                    continue
+                followed -= 1
             rows = sequence.unfed(budget)
             if rows.stop > rows.start:
                 feeds.append(Feed(sequence, rows))

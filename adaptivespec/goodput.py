@@ -45,10 +45,12 @@ CHECK_EVERY = 4
 """Steps with trees of which one's predictions are held against what came of them."""
 
 PROBE = Shape(1, 1, 2)
-"""What one request drafts after a rest, whatever it is worth: the cheapest way to learn."""
+"""What one request drafts after a rest, whatever it is worth: the cheapest way to learn. The others
+are not even fed, for what a drafter has missed is as much work as if it had not rested."""
 
 PROBES = 2
-"""Steps that probe after a rest, and after each of which something was accepted."""
+"""Steps that probe after a rest, until something is accepted and drafting for all promises to pay;
+if that does not come, it goes on resting."""
 
 SHORTEST, LONGEST = 8, 512
 """Steps of a rest."""
@@ -64,7 +66,8 @@ class Goodput:
     """One object serves all requests: they share passes, so they share prices.
 
     When steps with a drafter have been bringing less than plain decoding would, it *rests*:
-    adaptive requests do not even feed it. Rests double in length while nothing changes.
+    adaptive requests do not even feed it. Rests double in length while nothing changes, and after
+    each it has to show with one request that it is of use.
     """
 
     def __init__(self, settings: GoodputPolicy) -> None:
@@ -81,6 +84,7 @@ class Goodput:
         self._awake = HOPE  # plain tokens since the last rest, and the gain over them
         self._rest, self._next_rest = 0, SHORTEST
         self._probes = 0  # steps that are yet to probe
+        self._promising = False  # what these say of drafting for all
         self._priced: tuple[int, Prices] | None = None  # requests, and what they are told
         self._checks = 0  # steps since the last whose predictions were checked
         self._since_rest = 0
@@ -98,8 +102,10 @@ class Goodput:
         return [NO_DRAFT, *trees]
 
     @property
-    def rests(self) -> bool:
-        return self._rest > 0
+    def followed(self) -> int | None:
+        if self._rest:
+            return 0
+        return 1 if self._probes else None
 
     @property
     def gain(self) -> float:
@@ -136,15 +142,19 @@ class Goodput:
             return []
         prices, fixed = self._prices(running), self._theta(running) * self.costs.drafting
         worth = np.array([self.calibration(s.rule).best(s.confidence) for s in signals])
-        brought = self._forecast(worth, prices)
-        self._forecasted = brought if len(signals) == running and not self._probes else None
-        if self._since_plain >= PLAIN_EVERY:
-            return [NO_DRAFT] * len(signals)
-        if not self._probes and self._surplus * brought > fixed:
-            return [self._largest if each > prices.nodes[1] else NO_DRAFT for each in worth]
         shapes = [NO_DRAFT] * len(signals)
         if self._probes:
+            # Those who do not listen may be as good as the one who does, and cost as much to feed.
+            all_alike = np.full(running, worth.max())
+            fixed += self._theta(running) * self.costs.feeding(running)
+            self._promising |= self._surplus * self._forecast(all_alike, prices) > fixed
             shapes[int(worth.argmax())] = PROBE
+            self._forecasted = None
+            return shapes
+        brought = self._forecast(worth, prices)
+        self._forecasted = brought if len(signals) == running else None
+        if self._since_plain < PLAIN_EVERY and self._surplus * brought > fixed:
+            return [self._largest if each > prices.nodes[1] else NO_DRAFT for each in worth]
         return shapes
 
     def _forecast(self, worth: Floats, prices: Prices) -> float:
@@ -250,19 +260,33 @@ class Goodput:
         """Decide whether the drafter rests."""
         if self._rest:
             self._rest -= 1
-            self._probes = 0 if self._rest else PROBES
-            self._awake, self._since_rest = TRIAL, 0
+            if not self._rest:
+                self._begin_probing()
             return
-        if self._probes and step.growth is not None:
-            self._probes = PROBES if step.tokens > step.requests else self._probes - 1
+        if self._probes:
+            if step.growth is not None:
+                self._probes -= 1
+                if step.tokens > step.requests and self._promising:
+                    self._probes = 0
+                elif not self._probes:
+                    self._begin_rest()
+            return
         steady = step._replace(fed=min(step.fed, step.tokens))  # a rest's arrears are paid once
         plain = self.costs.seconds(steady) / self.costs.plain(step.requests) * step.requests
         seen, gain = self._awake
         total = MEMORY * seen + plain
         self._awake = total, (MEMORY * seen * gain + step.tokens) / total
-        if self._awake[1] < 1:
-            self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST)
-            self._probes = 0
         self._since_rest += 1
         if self._since_rest > LASTING:
             self._next_rest = SHORTEST
+        if self._awake[1] < 1:
+            self._begin_rest()
+
+    def _begin_rest(self) -> None:
+        self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST)
+
+    def _begin_probing(self) -> None:
+        self._probes, self._promising = PROBES, False
+        self._awake, self._since_rest = TRIAL, 0
+        for calibration in self._calibrations.values():
+            calibration.doubt_less()

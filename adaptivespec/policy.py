@@ -32,8 +32,9 @@ class Policy(Protocol):
         """Every shape that `shapes` can return, so that each can be prepared for."""
 
     @property
-    def rests(self) -> bool:
-        """Whether requests that follow the policy do not even feed the drafter."""
+    def followed(self) -> int | None:
+        """How many of the requests that leave their shapes to the policy the drafter is fed; None:
+        all."""
 
     def profiled(self, verify: VerifyCosts | None, draft: DraftCosts | None) -> None:
         """What passes were measured to cost before the first step; None: not known."""
@@ -58,7 +59,7 @@ class Policy(Protocol):
 class _Unlearning:
     """What policies do that learn nothing from steps."""
 
-    rests = False
+    followed = None
 
     def profiled(self, verify: VerifyCosts | None, draft: DraftCosts | None) -> None:
         return

@@ -47,7 +47,7 @@ class TreeSource:
             return Fed()
         try:
             held = self._requests.hold(sequences)
-            feeds = remote.drafting.feeds(held, self._policy.rests)
+            feeds = remote.drafting.feeds(held, self._policy.followed)
             started = time.perf_counter()
             if self._states is not None and feeds:
                 remote.link.send_states(self._states.read(feeds, slots))

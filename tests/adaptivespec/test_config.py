@@ -29,7 +29,11 @@ def test_the_shipped_configuration_is_valid() -> None:
     file = Path(__file__).parents[2] / "serve_config.yaml"
     (application,) = yaml.safe_load(file.read_text())["applications"]
     settings = load_settings(application["args"])
-    assert (settings.drafter_kind, settings.policy_kind, settings.kappa) == ("eagle3", "dcs", 0.2)
+    assert (settings.drafter_kind, settings.policy_kind, settings.kappa) == (
+        "eagle3",
+        "goodput",
+        0.2,
+    )
 
 
 def test_the_packaged_head_is_the_default_of_the_packaged_model_only() -> None:

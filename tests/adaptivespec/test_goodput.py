@@ -88,7 +88,7 @@ class World:
         signals = [policy.signals(Rule(1.0, 1.0)) for _ in texts]
         unfed = [1] * self.requests
         for _ in range(steps):
-            heard = [] if policy.rests else range(self.requests)
+            heard = range(self.requests)[: policy.followed]
             fed = sum(unfed[i] for i in heard)
             for i in heard:
                 unfed[i] = 0

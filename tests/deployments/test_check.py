@@ -31,7 +31,7 @@ def write(folder: Path, args: dict[str, object], port: int) -> Path:
 def test_what_will_be_served_and_where(tmp_path: Path) -> None:
     port = free_port()
     told = check(write(tmp_path, {}, port))
-    assert "SmolLM2-135M-Instruct (drafter eagle3, policy dcs, kappa 0.2)" in told
+    assert "SmolLM2-135M-Instruct (drafter eagle3, policy goodput, kappa 0.2)" in told
     assert f"http://127.0.0.1:{port}/v1" in told
 
 
