@@ -34,13 +34,13 @@ class LocalSystem:
         self.settings = settings
         self.tokenizer = tokenizer
         self.target = TargetWorker(engine)
-        self._policy = policy or make_policy(settings.policy)
-        self._policy.profiled(verify_costs(settings, engine), None)
+        self.policy = policy or make_policy(settings.policy)
+        self.policy.profiled(verify_costs(settings, engine), None)
         self.controller = Controller(
             Local(self.target.handle),
             Limits.of(settings, engine.config),
             tokenizer,
-            self._policy,
+            self.policy,
             settings,
         )
         self._generation = 0
@@ -60,7 +60,7 @@ class LocalSystem:
     def attach(self, drafter: Drafter) -> DraftWorker:
         """Use this drafter from here on, in the place of another or of none."""
         self._generation += 1
-        self._policy.profiled(None, draft_costs(self.settings, drafter))
+        self.policy.profiled(None, draft_costs(self.settings, drafter))
         worker, link = DraftWorker(drafter), InProcessLink()
         for side in (self.target, worker):
             side.offer_link(self._generation, link)
