@@ -5,7 +5,8 @@
 Everything that is compared is measured in turn, round by round, because a shared machine drifts;
 minima and medians are of the same rounds. The floor of a pass is the larger of two times: the bytes
 of the weights and of the cached keys and values over the measured memory bandwidth, and two
-floating-point operations per weight and row over the rate of torch's products. Where a pass spends
+floating-point operations per weight and row over the rate of torch's products, in the model's dtype
+or in float32. Where a pass spends
 its time is what its kernels take, and the rest: torch and Python around them.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,8 +57,10 @@ def machine(dtype: torch.dtype) -> tuple[dict[str, Pass], int, int]:
     """Calls that read memory and multiply, the bytes of the one and the operations of the other."""
     memory = torch.ones(2**26)  # zeros that were never written share one page
     rows, size = 256, 2048
-    weight, x = torch.randn(size, size, dtype=dtype), torch.randn(rows, size, dtype=dtype)
-    calls: dict[str, Pass] = {"read": memory.sum, "multiply": lambda: F.linear(x, weight)}
+    calls: dict[str, Pass] = {"read": memory.sum}
+    for kind in {dtype, torch.float32}:  # many a CPU multiplies bfloat16 slowly
+        weight, x = torch.randn(size, size, dtype=kind), torch.randn(rows, size, dtype=kind)
+        calls[f"multiply {kind}"] = partial(F.linear, x, weight)
     return calls, memory.nbytes, 2 * rows * size * size
 
 
@@ -98,7 +102,9 @@ def bench_passes(cases: Cases, decoder: Decoder, weights: int, args: argparse.Na
     cached = args.cached * c.layers * 2 * c.kv_heads * c.head_dim * decoder.dtype.itemsize
     calls, read, multiplied = machine(decoder.dtype)
     seconds: dict[Any, list[float]] = timed({**calls, **cases}, args.rounds)
-    bandwidth, rate = read / min(seconds.pop("read")), multiplied / min(seconds.pop("multiply"))
+    bandwidth = read / min(seconds.pop("read"))
+    products = [name for name in calls if name != "read"]
+    rate = multiplied / min(min(seconds.pop(name)) for name in products)
     print(
         f"weights {size / 1e6:.0f} MB, cache {cached / 1e6:.1f} MB per request, "
         f"memory {bandwidth / 1e9:.1f} GB/s, products {rate / 1e9:.0f} GFLOP/s"
