@@ -5,7 +5,6 @@ that weighs costs; kept per model, dtype, device and threads, so that the next s
 import hashlib
 import logging
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -13,14 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import llvmlite.binding as llvm
 import msgspec
-import numpy as np
 import torch
 
 from adaptivespec.config import Compute, GoodputPolicy, Settings
 from adaptivespec.cost import ROWS, DraftCosts, VerifyCosts
 from adaptivespec.drafters.base import Drafter, Extension
 from adaptivespec.engine.engine import TargetEngine
+from adaptivespec.kernels import SOURCES
 from adaptivespec.messages import Chunk
 from adaptivespec.models.sources import resolve
 from adaptivespec.sampling import SamplingParams
@@ -121,9 +121,11 @@ def _seconds(call: Callable[[], object], prepare: Callable[[], object] = lambda:
 def _file(compute: Compute, what: str, model: str, *of: object) -> Path:
     """Where the costs of something of a model are kept."""
     device = torch.device(compute.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-    machine = (name, platform.machine(), os.cpu_count(), compute.threads)
-    versions = (torch.__version__, np.__version__)
+    name = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device), ""
+    machine = (*name, os.cpu_count(), compute.threads)
+    versions = (torch.__version__, SOURCES)
     key = repr((machine, versions, what, str(resolve(model)), of))
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

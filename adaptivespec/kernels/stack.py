@@ -165,10 +165,6 @@ class Stack:
         )
 
 
-def _grown(size: int, least: int) -> int:
-    return size if least <= size else max(least, 2 * size)
-
-
 def _panels(outputs: int) -> int:
     """The outputs of whole panels."""
     return -(-outputs // PANEL) * PANEL
