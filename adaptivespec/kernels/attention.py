@@ -64,7 +64,7 @@ def attend(
     for k in range(0, keys, MOST_KEYS):
         narrow_product(
             like, min(keys - k, MOST_KEYS), start + k * dim * size, dim * size,
-            panel.ctypes.data, zeros.ctypes.data, scores.ctypes.data + 4 * LANES * k, 4 * LANES,
+            panel.ctypes.data, 0, zeros.ctypes.data, scores.ctypes.data + 4 * LANES * k, 4 * LANES,
             dim // per_step,
         )  # fmt: skip
     _hide(s, first, queries, keys, segments, masks, group, scores)

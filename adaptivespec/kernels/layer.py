@@ -12,7 +12,7 @@ from numba import njit
 from adaptivespec.kernels import attention
 from adaptivespec.kernels.emit import LANES
 from adaptivespec.kernels.linear import PANEL, Array
-from adaptivespec.kernels.products import MOST_ROWS, product
+from adaptivespec.kernels.products import MOST_ROWS, PANELS, product, wide_product
 from adaptivespec.kernels.team import Counters, claim, finish
 from adaptivespec.kernels.vectors import add_rows, gate_rows, narrow, sum_of_squares
 
@@ -66,7 +66,7 @@ class Buffers(NamedTuple):
     qkv: Array  # float32 [T, (heads + 2 * kv_heads) * head_dim]
     attended: Array  # [T, heads * head_dim]
     gated: Array  # [T, intermediate]
-    tile: Array  # float32 [threads, MOST_ROWS, PANEL]
+    tile: Array  # float32 [threads, MOST_ROWS, PANELS * PANEL]
     zeros: Array  # float32 [LANES]
     scores: Array  # float32 [threads, keys, LANES]
     panel: Array  # [threads, steps, LANES, elements]
@@ -97,13 +97,6 @@ def normalise_rows(
     return finish(counters, phase, done, rows)
 
 
-@njit(nogil=True)
-def _block(rows: int, m: int) -> int:
-    """How many rows from m on go through a product together, so that all blocks are alike."""
-    blocks = -(-(rows - m) // MOST_ROWS)
-    return -(-(rows - m) // blocks)
-
-
 STORE, ADD, GATE = range(3)
 """What becomes of a product: `out` is it, it is added to `out`, or it is gates and ups, and `out`
 is silu(gate) * up."""
@@ -117,30 +110,45 @@ def project(
     """A phase: x @ w.T + bias, and `what` becomes of it. `out` is float32, elements for GATE; its
     rows have room for whole panels."""
     panels, done, like = len(w), 0, x[0, 0]
+    chunks = -(-panels // PANELS)
     from_x, x_stride, from_w, w_stride = x.ctypes.data, x.strides[0], w.ctypes.data, w.strides[0]
-    from_bias, temporary = bias.ctypes.data, tile.ctypes.data
+    from_bias, temporary, tile_stride = bias.ctypes.data, tile.ctypes.data, tile.strides[0]
     to, stride, width = out.ctypes.data, out.strides[0], PANEL * out.itemsize
     if what == GATE:
         width //= 2
-    p = claim(counters, phase, panels, rank)
-    while p < panels:
+    chunk = claim(counters, phase, chunks, rank)
+    while chunk < chunks:
+        first, last = PANELS * chunk, min(PANELS * (chunk + 1), panels)
         m = 0
         while m < rows:
-            count = _block(rows, m)
-            place = to + m * stride + p * width
-            product(
-                like, count, from_x + m * x_stride, x_stride, from_w + p * w_stride,
-                from_bias + p * 4 * PANEL, place if what == STORE else temporary,
-                stride if what == STORE else 4 * PANEL, w.shape[1],
-            )  # fmt: skip
-            if what == ADD:
-                add_rows(count, temporary, 4 * PANEL, place, stride)
-            elif what == GATE:
-                gate_rows(like, count, temporary, 4 * PANEL, place, stride)
+            count = min(MOST_ROWS, rows - m)
+            together = PANELS if last - first == PANELS and PANELS * count <= MOST_ROWS else 1
+            for p in range(first, last, together):
+                place = to + m * stride + p * width
+                made, made_stride = temporary, tile_stride
+                if what == STORE:
+                    made, made_stride = place, stride
+                if together == PANELS:
+                    wide_product(
+                        like, count, from_x + m * x_stride, x_stride, from_w + p * w_stride,
+                        w_stride, from_bias + p * 4 * PANEL, made, made_stride, w.shape[1],
+                    )  # fmt: skip
+                else:
+                    product(
+                        like, count, from_x + m * x_stride, x_stride, from_w + p * w_stride,
+                        w_stride, from_bias + p * 4 * PANEL, made, made_stride, w.shape[1],
+                    )  # fmt: skip
+                if what != STORE:
+                    for i in range(together):
+                        one, its_place = made + i * 4 * PANEL, place + i * width
+                        if what == ADD:
+                            add_rows(count, one, made_stride, its_place, stride)
+                        else:
+                            gate_rows(like, count, one, made_stride, its_place, stride)
             m += count
         done += 1
-        p = claim(counters, phase, panels, rank)
-    return finish(counters, phase, done, panels)
+        chunk = claim(counters, phase, chunks, rank)
+    return finish(counters, phase, done, chunks)
 
 
 @njit(nogil=True)

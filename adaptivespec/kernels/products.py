@@ -4,7 +4,7 @@ Every result is computed in one order that depends on its own operands alone, no
 or keys there are beside it: so a token has the same bits in a batch, in a tree and alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product as product_of
 from typing import Any
 
@@ -42,14 +42,18 @@ MOST_ROWS = 12 if _REGISTERS == 32 else 4
 """Rows of a product that are computed at once: as many as registers hold, measured."""
 MOST_KEYS = 12 if _REGISTERS == 32 else 8
 """Rows of a `narrow_product`."""
+PANELS = 2
+"""Panels of a `wide_product`, whose rows are so many times fewer: with few sums at a time, a
+processor waits for each before it can add the next term."""
 
-_PREFETCH = 8192
-"""Bytes that weights are fetched ahead of their use; measured, of 1 to 8 KiB the best."""
+_LINE = 64
+"""Bytes of a cache line."""
 
 
-def _product(bf16: bool, vectors: int, most_rows: int) -> Callable[..., None]:
-    """What `product` and `narrow_product` emit."""
+def _product(bf16: bool, panels: int, vectors: int, most_rows: int) -> Callable[..., None]:
+    """What the products emit: of `panels` panels with `vectors` vectors of outputs each."""
     kind, element = vector_of(F32), I32 if bf16 else F32
+    per_step = 2 if bf16 and not _DOT_BF16 else 1
 
     def terms(b: Builder, x: Value) -> list[Value]:
         """What elements of one step are multiplied as, one after the other."""
@@ -72,26 +76,39 @@ def _product(bf16: bool, vectors: int, most_rows: int) -> Callable[..., None]:
         x: Value,
         x_stride: Value,
         w: Value,
+        w_stride: Value,
         bias: Value,
         out: Value,
         out_stride: Value,
         steps: Value,
     ) -> None:
         starts = [offset(b, x, x_stride, m) for m in range(rows)]
-        places = [I64(VECTOR * n) for n in range(vectors)]
+        panel_starts = [offset(b, w, w_stride, p) for p in range(panels)]
+        places = [I64(VECTOR * n) for n in range(panels * vectors)]
+
+        order = [*product_of(range(rows), range(panels * vectors), range(per_step))]
+        # So that as few factors as can be are in registers at a time: of few rows all, and one
+        # vector of weights after the other; else of all the first term, then of all the second.
+        order.sort(key=(lambda mnk: mnk[1:]) if panels > 1 else (lambda mnk: mnk[2]))
+
+        def weights(i: Value) -> Iterator[Value]:
+            """Of one step, vector by vector; the following panels' are fetched meanwhile."""
+            step, following = b.mul(i, I64(VECTOR * vectors)), b.mul(w_stride, I64(panels))
+            for start, n in product_of(panel_starts, range(vectors)):
+                address = b.add(start, b.add(step, I64(VECTOR * n)))
+                yield load(b, address, vector_of(element))
+                if vectors > 1 and VECTOR * n % _LINE == 0:
+                    ahead = b.inttoptr(b.add(address, following), BYTE)
+                    call(b, "llvm.prefetch.p0", ir.VoidType(), ahead, I32(0), I32(2), I32(1))
 
         def body(i: Value, totals: list[Value]) -> list[Value]:
-            weights = []
-            for place in places:
-                address = b.add(w, b.add(b.mul(i, I64(VECTOR * vectors)), place))
-                weights.append(load(b, address, vector_of(element)))
-                ahead = b.inttoptr(b.add(address, I64(_PREFETCH)), BYTE)
-                call(b, "llvm.prefetch.p0", ir.VoidType(), ahead, I32(0), I32(3), I32(1))
-            shared = [splat(b, load(b, b.add(at, b.mul(i, I64(4))), element)) for at in starts]
-            # Term by term, so that of every weight no more than one is in a register.
-            for term in zip(*(terms(b, value) for value in shared + weights), strict=True):
-                pairs = zip(product_of(term[:rows], term[rows:]), totals, strict=True)
-                totals = [add_product(b, *factors, total) for factors, total in pairs]
+            at_step = [b.add(start, b.mul(i, I64(4))) for start in starts]
+            xs = [terms(b, splat(b, load(b, at, element))) for at in at_step]
+            ws = [terms(b, vector) for vector in weights(i)]
+            totals = list(totals)
+            for m, n, k in order:
+                at = m * len(ws) + n
+                totals[at] = add_product(b, xs[m][k], ws[n][k], totals[at])
             return totals
 
         biases = [load(b, b.add(bias, place), kind) for place in places]
@@ -121,6 +138,7 @@ def product(
     x: Any,
     x_stride: Any,
     w: Any,
+    w_stride: Any,
     bias: Any,
     out: Any,
     out_stride: Any,
@@ -128,8 +146,28 @@ def product(
 ) -> Any:
     """out[m, n] = bias[n] + sum over k of x[m, k] * w[k, n], float32, for `rows` <= MOST_ROWS rows
     and 2 * LANES outputs. x: rows of elements. w: at every step the elements of every output, lane
-    by lane. A step is one k in float32, a pair of them in bfloat16."""
-    return code_for(like, lambda bf16: _product(bf16, 2, MOST_ROWS), 8)
+    by lane. A step is one k in float32, a pair of them in bfloat16. `w_stride`: bytes from a panel
+    of weights to the next, which is fetched meanwhile."""
+    return code_for(like, lambda bf16: _product(bf16, 1, 2, MOST_ROWS), 9)
+
+
+@intrinsic
+def wide_product(
+    typing: Any,
+    like: Any,
+    rows: Any,
+    x: Any,
+    x_stride: Any,
+    w: Any,
+    w_stride: Any,
+    bias: Any,
+    out: Any,
+    out_stride: Any,
+    steps: Any,
+) -> Any:
+    """`product` for PANELS panels, whose biases and outputs are side by side, and
+    MOST_ROWS // PANELS rows at most."""
+    return code_for(like, lambda bf16: _product(bf16, PANELS, 2, MOST_ROWS // PANELS), 9)
 
 
 @intrinsic
@@ -140,13 +178,14 @@ def narrow_product(
     x: Any,
     x_stride: Any,
     w: Any,
+    w_stride: Any,
     bias: Any,
     out: Any,
     out_stride: Any,
     steps: Any,
 ) -> Any:
     """`product` for LANES outputs, and up to MOST_KEYS rows."""
-    return code_for(like, lambda bf16: _product(bf16, 1, MOST_KEYS), 8)
+    return code_for(like, lambda bf16: _product(bf16, 1, 1, MOST_KEYS), 9)
 
 
 QUERIES = 4

@@ -13,7 +13,7 @@ from adaptivespec.kernels import attention, passes
 from adaptivespec.kernels.emit import LANES
 from adaptivespec.kernels.layer import PHASES, Batch, Buffers, Layers, Sizes
 from adaptivespec.kernels.linear import PANEL, Array, as_array, packed
-from adaptivespec.kernels.products import MOST_ROWS, QUERIES
+from adaptivespec.kernels.products import MOST_ROWS, PANELS, QUERIES
 from adaptivespec.kernels.team import Team
 from adaptivespec.models.attention import Segment
 from adaptivespec.models.config import DecoderConfig
@@ -53,7 +53,7 @@ class Linear:
         self.bias = np.zeros(len(self.weight) * PANEL, np.float32)
         self._team = team()
         self._counters = self._team.counters(1)
-        self._tile = np.empty((self._team.threads, MOST_ROWS, PANEL), np.float32)
+        self._tile = np.empty((self._team.threads, MOST_ROWS, PANELS * PANEL), np.float32)
 
     def __call__(self, x: Tensor) -> Tensor:
         out = torch.empty((len(x), len(self.bias)))
@@ -156,7 +156,7 @@ class Stack:
             qkv=wide(rows, _panels((s.heads + 2 * s.kv_heads) * s.head_dim)),
             attended=narrow(rows, s.heads * s.head_dim),
             gated=narrow(rows, s.intermediate),
-            tile=wide(threads, MOST_ROWS, PANEL),
+            tile=wide(threads, MOST_ROWS, PANELS * PANEL),
             zeros=wide(LANES),
             scores=wide(threads, keys, LANES),
             panel=narrow(threads, s.head_dim // per_step, LANES, per_step),
