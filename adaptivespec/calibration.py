@@ -109,30 +109,17 @@ class Calibration:
     def best(self, confidence: float) -> float:
         """Probability that a best child of this probability in (0, 1] is accepted."""
         odds = math.log(confidence) - math.log1p(-min(confidence, 1 - 1e-9))
-        knots = LOWEST + SPACING * np.arange(KNOTS)
-        return float(np.interp(odds, knots, self.curve.first))
+        place = min(max((odds - LOWEST) / SPACING, 0.0), KNOTS - 1.0)
+        below = min(int(place), KNOTS - 2)
+        low, high = self.curve.first[below : below + 2]
+        return low + (place - below) * (high - low)
 
     def update(
         self, logprobs: Floats, first: NDArray[np.bool_], accepted: NDArray[np.bool_]
     ) -> None:
         """Count outcomes [n]."""
-        if not len(logprobs):
-            return
-        logprobs = np.minimum(logprobs, -1e-9)
-        logit = logprobs - np.log(-np.expm1(logprobs))
-        place = np.clip((logit - LOWEST) / SPACING, 0, KNOTS - 1)
-        below = np.minimum(place.astype(int), KNOTS - 2)
-        share = place - below
-        kind = np.where(first, 0, 1)
-        expected = (1 - share) * self._prior[kind, below] + share * self._prior[kind, below + 1]
-        self._trust += (accepted.sum(), expected.sum())
-        self._trust *= min(1.0, LATELY / self._trust.max())
-        for knot, weight in ((below, 1 - share), (below + 1, share)):
-            np.add.at(self._seen, (kind, knot), weight)
-            np.add.at(self._accepted, (kind, knot), weight * accepted)
-        kept = np.minimum(1.0, MEMORY / np.maximum(self._seen, 1e-9))
-        self._seen *= kept
-        self._accepted *= kept
+        tallies = self._prior, self._seen, self._accepted, self._trust
+        worth.count(logprobs, first, accepted, *tallies, LOWEST, SPACING, MEMORY, LATELY)
         self._count, self._new = self._count + len(logprobs), self._new + len(logprobs)
 
 

@@ -9,6 +9,7 @@ drafter by tokens, what remains by whether there was a draft. Nothing has to be 
 first request; a profile (see `profile.py`) makes the first steps as good as later ones.
 """
 
+import operator
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -34,14 +35,17 @@ LATELY = 9
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512)
 """Rows of a pass at which its cost is known; it is linear between."""
 
+STEADY = 0.1
+"""Part of a plain pass whose rise over more rows is needed to believe another slope than expected."""
+
 SURE = 50.0
 """Observations of a size after which the next ones are as good as those before."""
 
 WORTH = 2.0
 """Steps that the ratios of a middling machine are worth, each."""
 
-EAGER, LAZY_FROM = 4, 32
-"""Coefficients are worked out anew after so many observations; for the first few after each."""
+EAGER, LAZY_FROM = 32, 4
+"""Steps that are learned from at once; later ones are kept until there are so many."""
 
 OUTLIER = 2.0
 """No step counts for more than this times what was expected: others may use the machine."""
@@ -93,32 +97,31 @@ class Line:
         """The prior: coefficients of `ratios` * `unit` seconds, worth WORTH observations at the
         `typical` quantities."""
         self._memory = memory
-        self._coefficients = np.array(ratios) * unit
+        self.coefficients = [ratio * unit for ratio in ratios]
+        """Seconds of each quantity's unit."""
         self._weights = np.diag(WORTH * np.square(typical))
         self._squares = np.zeros_like(self._weights)
-        self._products = np.zeros_like(self._coefficients)
-        self._seen = self._new = 0  # observations, and those that the coefficients lack
-
-    @property
-    def coefficients(self) -> Floats:
-        """Seconds of each quantity's unit."""
-        if self._new >= EAGER or (self._new > 0 and self._seen < LAZY_FROM):
-            anchor = self._weights @ self._coefficients  # what steps do not tell stays as it is
-            system = self._weights + self._squares
-            found = np.linalg.solve(system, anchor + self._products)
-            self._coefficients = np.maximum(found, 0.0)
-            self._new = 0
-        return self._coefficients
+        self._products = np.zeros(len(ratios))
+        self._new = False
 
     def seconds(self, *quantities: float) -> float:
-        return float(self.coefficients @ quantities)
+        return sum(map(operator.mul, self.coefficients, quantities))
 
     def observe(self, seconds: float, *quantities: float) -> None:
-        """Learn from one observation of `quantities`."""
+        """Take note of one observation of `quantities`, for `solve`."""
         x = np.array(quantities)
         self._squares = self._memory * self._squares + x[:, None] * x
         self._products = self._memory * self._products + x * seconds
-        self._seen, self._new = self._seen + 1, self._new + 1
+        self._new = True
+
+    def solve(self) -> None:
+        """Learn from what was observed, if anything was."""
+        if not self._new:
+            return
+        anchor = self._weights @ self.coefficients  # what steps do not tell stays as it is
+        found = np.linalg.solve(self._weights + self._squares, anchor + self._products)
+        self.coefficients = np.maximum(found, 0.0).tolist()
+        self._new = False
 
 
 class Staircase:
@@ -127,7 +130,7 @@ class Staircase:
 
     def __init__(self, expected: Floats) -> None:
         self._curve = expected
-        self._rising = np.maximum.accumulate(expected)
+        self._rising = _rising(expected)
         self._seen = np.zeros_like(expected)
         self._ratios = deque([1.0], LATELY)  # to the curve
         self._scale = 1.0
@@ -144,12 +147,17 @@ class Staircase:
         curve._seen[np.isin(ROWS, rows)] = MEASURED
         return curve
 
-    def seconds(self, rows: int | Floats) -> Floats:
-        """What passes of so many rows take: no less than those of fewer."""
-        return np.asarray(self._scale * np.interp(rows, ROWS, self._rising))
+    def seconds(self, rows: int) -> float:
+        """What a pass of so many rows takes: no less than one of fewer."""
+        return self._scale * self._rising[min(rows, ROWS[-1])]
+
+    def beyond(self, rows: int, counts: Sequence[int]) -> list[float]:
+        """What passes of so many rows more take longer."""
+        seconds = self.seconds(rows)
+        return [self.seconds(rows + count) - seconds for count in counts]
 
     def observe(self, seconds: float, rows: int) -> None:
-        """Learn from one pass."""
+        """Take note of one pass, for `solve`."""
         above = min(int(np.searchsorted(ROWS, rows)), len(ROWS) - 1)
         below = max(above - 1, 0)
         reach = ROWS[above] - ROWS[below]
@@ -163,15 +171,28 @@ class Staircase:
             if weight:
                 self._seen[knot] = min(self._seen[knot] + weight, SURE)
                 self._shape[knot] *= (ratio / self._scale) ** (weight / self._seen[knot])
-        self._guess()
 
-    def _guess(self) -> None:
-        """What was never seen differs from what was expected as its neighbours do."""
+    def solve(self) -> None:
+        """Learn from what was observed. What was never seen differs from what was expected as its
+        neighbours do; beyond all that was seen, the slope differs as it did up to there."""
         seen = self._seen.nonzero()[0]
         everywhere = np.arange(len(ROWS))
         self._shape = np.interp(everywhere, seen, self._shape[seen])
         self._curve = self._expected * self._shape
-        self._rising = np.maximum.accumulate(self._curve)
+        first, last = seen[0], seen[-1]
+        doubt = STEADY * self._expected[0]
+        rise = max(self._curve[last] - self._curve[first], 0.0) + doubt
+        steepness = rise / (self._expected[last] - self._expected[first] + doubt)
+        beyond = self._expected[last:] - self._expected[last]
+        self._curve[last:] = self._curve[last] + steepness * beyond
+        self._shape[last:] = self._curve[last:] / self._expected[last:]
+        self._rising = _rising(self._curve)
+
+
+def _rising(curve: Floats) -> list[float]:
+    """A curve over ROWS at 0, 1, 2, ... rows, which nowhere falls."""
+    rows = np.arange(ROWS[-1] + 1)
+    return np.interp(rows, ROWS, np.maximum.accumulate(curve)).tolist()
 
 
 class CostModel:
@@ -179,6 +200,9 @@ class CostModel:
     ratios matter."""
 
     def __init__(self) -> None:
+        self.learned = 0
+        """Steps that the costs know."""
+        self._kept: list[StepWork] = []
         self._begin(1.0)
         self._begun = False
 
@@ -200,9 +224,19 @@ class CostModel:
             self._feed = Line((draft.feed, draft.token), (1, 4), 1.0)
 
     def observe(self, step: StepWork) -> None:
-        """Learn from a step."""
+        """Learn from a step, soon."""
+        self._kept.append(step)
+        if self.learned < EAGER or len(self._kept) == LAZY_FROM:
+            for each in self._kept:
+                self._learn(each)
+            for part in (self._verify, self._draft, self._feed, self._rest):
+                part.solve()
+            self.learned += len(self._kept)
+            self._kept.clear()
+
+    def _learn(self, step: StepWork) -> None:
         if not self._begun:
-            self._begin(step.verify_s / float(self._verify.seconds(step.nodes)))
+            self._begin(step.verify_s / self._verify.seconds(step.nodes))
         self._verify.observe(step.verify_s, step.nodes)
         if step.growth is not None:
             work = 1, step.growth.passes, step.growth.expanded
@@ -215,7 +249,7 @@ class CostModel:
 
     def seconds(self, step: StepWork) -> float:
         """What such a step is expected to take."""
-        seconds = float(self._verify.seconds(step.nodes))
+        seconds = self._verify.seconds(step.nodes)
         seconds += self._rest.seconds(1, step.growth is not None)
         if step.growth is not None:
             seconds += self._draft.seconds(1, step.growth.passes, step.growth.expanded)
@@ -223,30 +257,30 @@ class CostModel:
 
     def plain(self, requests: int) -> float:
         """Seconds of a step that drafts nothing and feeds nobody."""
-        return float(self._verify.seconds(requests)) + self._rest.seconds(1, 0)
+        return self._verify.seconds(requests) + self._rest.seconds(1, 0)
 
     def feeding(self, tokens: int) -> float:
         """Seconds to tell the drafter so many tokens."""
         return self._feed.seconds(1, tokens) if tokens else 0.0
 
-    def nodes(self, requests: int, counts: Floats) -> Floats:
+    def nodes(self, requests: int, counts: Sequence[int]) -> list[float]:
         """Seconds that verifying takes longer for so many nodes beside the roots of requests."""
-        return self._verify.seconds(requests + counts) - self._verify.seconds(requests)
+        return self._verify.beyond(requests, counts)
 
     @property
     def drafting(self) -> float:
         """Seconds that any draft takes, beside its passes and nodes."""
-        return float(self._draft.coefficients[0] + self._rest.coefficients[1])
+        return self._draft.coefficients[0] + self._rest.coefficients[1]
 
     @property
     def level(self) -> float:
         """Seconds of one pass of the drafter."""
-        return float(self._draft.coefficients[1])
+        return self._draft.coefficients[1]
 
     @property
     def expansion(self) -> float:
         """Seconds of one node more in a pass."""
-        return float(self._draft.coefficients[2])
+        return self._draft.coefficients[2]
 
 
 def _believed(seconds: float, expected: float) -> float:

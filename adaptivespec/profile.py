@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from adaptivespec import arguments
 from adaptivespec.config import GoodputPolicy, Settings, check_shape
 from adaptivespec.cost import CostModel, StepWork
@@ -122,8 +120,9 @@ def table(cells: list[Cell]) -> list[str]:
 def summary(costs: CostModel) -> str:
     """The costs that the policy has learned of it."""
     plain = costs.plain(1)
-    more = costs.nodes(1, np.array([1, 3, 7, 15]))
-    parts = {f"{n} more nodes": float(s) for n, s in zip((1, 3, 7, 15), more, strict=True)}
+    counts = 1, 3, 7, 15
+    more = costs.nodes(1, counts)
+    parts = {f"{n} more nodes": seconds for n, seconds in zip(counts, more, strict=True)}
     parts |= {"level": costs.level, "expansion": costs.expansion}
     parts |= {"draft": costs.drafting, "feeding 3 tokens": costs.feeding(3)}
     shares = ", ".join(f"{name} {seconds / plain:.3f}" for name, seconds in parts.items())

@@ -143,6 +143,55 @@ def is_first(parents: Any, b: int, n: int) -> bool:
 
 
 @njit(nogil=True, cache=True)
+def forecast(
+    worth: Any, prices: Any, onward: Any, expansion: float, level: float, deepest: int
+) -> float:
+    """Tokens that trees bring above their price, as far as best children tell, whose first are
+    worth `worth` [R], which is changed; prices [R + 1], of so many nodes. Levels go on, as in a
+    drafter, while what is below pays for the pass."""
+    brought = total = 0.0
+    for n, each in enumerate(np.sort(worth)[::-1]):
+        brought += each
+        total = max(total, brought - prices[n + 1])
+    for _ in range(deepest - 1):
+        net = -level
+        for r in range(len(worth)):
+            rate = _between(onward, worth[r] * (len(onward) - 1))
+            net += max(worth[r] * rate - expansion, 0.0)
+            worth[r] *= min(max(rate, 0.0), 1.0)
+        if net <= 0:
+            break
+        total += net
+    return total
+
+
+@njit(nogil=True, cache=True)
+def count(
+    logprobs: Any, first: Any, accepted: Any, prior: Any, seen: Any, came: Any, trust: Any,
+    lowest: float, spacing: float, memory: float, lately: float,
+) -> None:  # fmt: skip
+    """Add outcomes [n] to a calibration's tallies [2, KNOTS], each to the two knots that it lies
+    between, and to its trust [2]; all forget what is beyond their memory."""
+    knots = seen.shape[1]
+    for i in range(len(logprobs)):
+        logprob = min(logprobs[i], -1e-9)
+        odds = logprob - math.log(-math.expm1(logprob))
+        place = min(max((odds - lowest) / spacing, 0.0), knots - 1.0)
+        below, kind = min(int(place), knots - 2), 0 if first[i] else 1
+        trust[0] += accepted[i]
+        for knot, share in ((below, 1 - (place - below)), (below + 1, place - below)):
+            trust[1] += share * prior[kind, knot]
+            seen[kind, knot] += share
+            came[kind, knot] += share * accepted[i]
+    trust *= min(1.0, lately / np.max(trust))
+    for kind in range(2):
+        for knot in range(knots):
+            if seen[kind, knot] > memory:
+                came[kind, knot] *= memory / seen[kind, knot]
+                seen[kind, knot] = memory
+
+
+@njit(nogil=True, cache=True)
 def accepted_nodes(path: Any, accepted: Any) -> None:
     """bool [B, N]: the nodes on Walk.path [B, N], the root too."""
     accepted[:] = False

@@ -24,7 +24,7 @@ def test_a_machines_prices_are_found(machine: Machine) -> None:
     costs = CostModel()
     observe(costs, machine, 150)
     for requests in (1, 4, 8):
-        more = costs.nodes(requests, np.array([0, 1, 10, 30]))
+        more = costs.nodes(requests, [0, 1, 10, 30])
         expected = machine.node * np.array([0, 1, 10, 30])
         np.testing.assert_allclose(more, expected, rtol=0.15, atol=machine.base / 20)
     assert costs.level == pytest.approx(machine.level, rel=0.1)
@@ -36,11 +36,10 @@ def test_a_machines_prices_are_found(machine: Machine) -> None:
 
 def test_the_first_step_sets_the_scale_and_ratios_of_a_middling_machine_the_rest() -> None:
     costs = CostModel()
-    ten = np.array([10])
-    before = costs.nodes(1, ten) / costs.plain(1)
+    before = costs.nodes(1, [10])[0] / costs.plain(1)
     costs.observe(Machine(base=7.0, node=0.2).step(1, 1, 0, 0, None))
     assert costs.plain(1) == pytest.approx(7.2, rel=0.1)
-    assert costs.nodes(1, ten) / costs.plain(1) == pytest.approx(before, rel=0.3)
+    assert costs.nodes(1, [10])[0] / costs.plain(1) == pytest.approx(before, rel=0.3)
 
 
 def test_blocks_of_rows_are_a_staircase() -> None:
@@ -55,8 +54,8 @@ def test_blocks_of_rows_are_a_staircase() -> None:
         growth = Growth(1, 1) if rows > 1 else None
         noise = 1 + 0.2 * random.random()
         costs.observe(StepWork(1, rows, 1, 0, 0.0, growth, 1.0, noise * seconds(rows), 12.0))
-    more = costs.nodes(1, np.array([3, 4, 7, 11, 15]))
-    np.testing.assert_allclose(more / 1.1, [0, 8, 8, 16, 24], atol=1.5)
+    more = costs.nodes(1, [3, 4, 7, 11, 15])
+    np.testing.assert_allclose(np.array(more) / 1.1, [0, 8, 8, 16, 24], atol=1.5)
 
 
 def test_a_size_that_was_never_seen_is_like_those_that_were() -> None:
@@ -66,8 +65,8 @@ def test_a_size_that_was_never_seen_is_like_those_that_were() -> None:
     for _ in range(20):
         costs.observe(work._replace(nodes=16, growth=Growth(1, 1), verify_s=40.0, total_s=41.0))
         costs.observe(work)
-    assert costs.nodes(1, np.array([31]))[0] > 30
-    assert 0 < costs.nodes(1, np.array([7]))[0] < 30
+    assert costs.nodes(1, [31])[0] > 30
+    assert 0 < costs.nodes(1, [7])[0] < 30
 
 
 def test_it_follows_a_machine_that_slows_down_and_ignores_a_stall() -> None:
@@ -78,13 +77,14 @@ def test_it_follows_a_machine_that_slows_down_and_ignores_a_stall() -> None:
     assert costs.plain(1) < 1.2 * CPU.step(1, 1, 0, 0, None).total_s
     observe(costs, Machine(*(2 * part for part in CPU)), 200)
     assert costs.plain(1) == pytest.approx(2 * CPU.step(1, 1, 0, 0, None).total_s, rel=0.1)
-    assert costs.nodes(1, np.array([10]))[0] == pytest.approx(20 * CPU.node, rel=0.3)
+    assert costs.nodes(1, [10])[0] == pytest.approx(20 * CPU.node, rel=0.3)
 
 
 def test_what_was_never_varied_keeps_its_prior() -> None:
     line = Line((1.0, 0.5), (1, 1), 1.0)
     for _ in range(50):
         line.observe(3.0, 1, 0)
+        line.solve()
     assert line.coefficients == pytest.approx([3.0, 0.5], abs=0.15)
 
 
@@ -92,7 +92,8 @@ def test_costs_are_never_negative() -> None:
     line = Line((1.0, 0.5), (1, 1), 1.0)
     for x in range(50):
         line.observe(max(10.0 - x, 0.1), 1, x)
-    assert (line.coefficients >= 0).all()
+        line.solve()
+    assert min(line.coefficients) >= 0
 
 
 def test_prompts_are_not_fed_for_free() -> None:

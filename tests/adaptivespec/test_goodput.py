@@ -169,7 +169,9 @@ STATIC = [
 
 
 @pytest.mark.parametrize(
-    ("machine", "requests"), [(CPU, 1), (GPU, 1), (CPU, 3)], ids=["cpu", "gpu", "cpu, three"]
+    ("machine", "requests"),
+    [(CPU, 1), (CPU, 3), (GPU, 1), (GPU, 8)],
+    ids=["cpu", "cpu, three", "gpu", "gpu, eight"],
 )
 def test_no_static_tree_is_faster(machine: Machine, requests: int) -> None:
     steps = 240 // requests
@@ -227,7 +229,7 @@ def test_what_is_reachable_is_within_the_largest_shape() -> None:
 def test_what_plain_decoding_takes_is_measured_first_and_again() -> None:
     policy = goodput()
     assert policy.shapes([], 0) == []
-    drafted = World(CPU, agreeing).run(policy, 150).drafted
+    drafted = World(CPU, agreeing).run(policy, 3 * PLAIN_EVERY).drafted
     assert drafted[0] == 0 < drafted[1]
     plain = [step for step, nodes in enumerate(drafted) if not nodes]
     assert max(b - a for a, b in pairwise(plain)) <= PLAIN_EVERY + 1

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from adaptivespec import startup
@@ -101,7 +100,7 @@ def test_the_policy_begins_with_what_was_measured(
     system = LocalSystem.load(settings(model))
     policy = system.policy
     assert isinstance(policy, Goodput)
-    assert policy.costs.nodes(1, np.array([3.0, 7.0]))[0] == pytest.approx(0.1)
-    assert policy.costs.nodes(1, np.array([3.0, 7.0]))[1] == pytest.approx(1.0)
+    assert policy.costs.nodes(1, [3, 7])[0] == pytest.approx(0.1)
+    assert policy.costs.nodes(1, [3, 7])[1] == pytest.approx(1.0)
     assert policy.costs.level == pytest.approx(0.2)
     assert policy.costs.feeding(3) == pytest.approx(0.16)
