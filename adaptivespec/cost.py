@@ -36,7 +36,8 @@ ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 2
 """Rows of a pass at which its cost is known; it is linear between."""
 
 STEADY = 0.1
-"""Part of a plain pass whose rise over more rows is needed to believe another slope than expected."""
+"""Part of a plain pass by which the cost of more rows has to rise, for another slope than expected
+to be half believed."""
 
 SURE = 50.0
 """Observations of a size after which the next ones are as good as those before."""
@@ -44,7 +45,7 @@ SURE = 50.0
 WORTH = 2.0
 """Steps that the ratios of a middling machine are worth, each."""
 
-EAGER, LAZY_FROM = 32, 4
+EAGER, LAZY_FROM = 32, 8
 """Steps that are learned from at once; later ones are kept until there are so many."""
 
 OUTLIER = 2.0
@@ -85,21 +86,22 @@ class DraftCosts(msgspec.Struct, frozen=True):
 
 
 class Line:
-    """seconds = sum of coefficient * quantity, from a prior and recent observations."""
+    """seconds = sum of coefficient * quantity, from a prior and recent observations. The prior is
+    what is believed of quantities that do not vary, or rise together."""
 
     def __init__(
         self,
         ratios: Sequence[float],
         typical: Sequence[float],
         unit: float,
-        memory: float = MEMORY,
+        worth: float = WORTH,
     ) -> None:
-        """The prior: coefficients of `ratios` * `unit` seconds, worth WORTH observations at the
+        """The prior: coefficients of `ratios` * `unit` seconds, worth so many observations at the
         `typical` quantities."""
-        self._memory = memory
         self.coefficients = [ratio * unit for ratio in ratios]
         """Seconds of each quantity's unit."""
-        self._weights = np.diag(WORTH * np.square(typical))
+        self._prior = np.array(self.coefficients)
+        self._weights = np.diag(worth * np.square(typical))
         self._squares = np.zeros_like(self._weights)
         self._products = np.zeros(len(ratios))
         self._new = False
@@ -110,16 +112,16 @@ class Line:
     def observe(self, seconds: float, *quantities: float) -> None:
         """Take note of one observation of `quantities`, for `solve`."""
         x = np.array(quantities)
-        self._squares = self._memory * self._squares + x[:, None] * x
-        self._products = self._memory * self._products + x * seconds
+        self._squares = MEMORY * self._squares + x[:, None] * x
+        self._products = MEMORY * self._products + x * seconds
         self._new = True
 
     def solve(self) -> None:
         """Learn from what was observed, if anything was."""
         if not self._new:
             return
-        anchor = self._weights @ self.coefficients  # what steps do not tell stays as it is
-        found = np.linalg.solve(self._weights + self._squares, anchor + self._products)
+        believed = self._weights @ self._prior
+        found = np.linalg.solve(self._weights + self._squares, believed + self._products)
         self.coefficients = np.maximum(found, 0.0).tolist()
         self._new = False
 
@@ -220,8 +222,8 @@ class CostModel:
             self._verify = Staircase.measured(verify)
         if draft is not None and self._begun:
             drafting = draft.once, draft.level, draft.expansion
-            self._draft = Line(drafting, (1, 2, 4), 1.0)
-            self._feed = Line((draft.feed, draft.token), (1, 4), 1.0)
+            self._draft = Line(drafting, (1, 2, 4), 1.0, MEASURED)
+            self._feed = Line((draft.feed, draft.token), (1, 4), 1.0, MEASURED)
 
     def observe(self, step: StepWork) -> None:
         """Learn from a step, soon."""

@@ -24,9 +24,12 @@ from adaptivespec.shape import NO_DRAFT, Shape
 from adaptivespec.signals import STRICT, Rule, Signals
 from adaptivespec.tree import DraftTrees
 
-MEMORY = 0.97
+MEMORY = 0.99
 """What a step's gain over plain decoding, and what expanding nodes brought, still weigh at the
 next step."""
+
+LATELY = 0.97
+"""The same of the gain that decides on a rest, and of what trees bring above their forecast."""
 
 HOPE = 10.0, 1.5
 """Plain tokens that the gain over plain decoding starts with, and what it starts at."""
@@ -44,7 +47,7 @@ decoding has to know what that takes, at this batch and context."""
 SURPLUS = 4.0
 """Forecast tokens that what trees bring above their forecast is drawn to 1 by."""
 
-CHECK_EVERY = 4
+CHECK_EVERY = 8
 """Steps with trees of which one's predictions are held against what came of them."""
 
 PROBE = Shape(1, 1, 2)
@@ -244,9 +247,9 @@ class Goodput:
                 spent = float(np.interp(step.nodes - step.requests, NODES, prices.nodes))
                 spent += prices.level * step.growth.passes
                 spent += prices.expansion * step.growth.expanded
-                self._came = MEMORY * self._came + step.tokens - step.requests - spent
-                self._forecasts = MEMORY * self._forecasts + self._forecasted
-                weight = (1 - MEMORY) * SURPLUS
+                self._came = LATELY * self._came + step.tokens - step.requests - spent
+                self._forecasts = LATELY * self._forecasts + self._forecasted
+                weight = (1 - LATELY) * SURPLUS
                 self._came, self._forecasts = self._came + weight, self._forecasts + weight
         self._account(step)
 
@@ -268,8 +271,8 @@ class Goodput:
         steady = step._replace(fed=min(step.fed, step.tokens))  # a rest's arrears are paid once
         plain = self.costs.seconds(steady) / self.costs.plain(step.requests) * step.requests
         seen, gain = self._awake
-        total = MEMORY * seen + plain
-        self._awake = total, (MEMORY * seen * gain + step.tokens) / total
+        total = LATELY * seen + plain
+        self._awake = total, (LATELY * seen * gain + step.tokens) / total
         self._since_rest += 1
         if self._since_rest > LASTING:
             self._next_rest = SHORTEST

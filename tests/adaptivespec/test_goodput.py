@@ -174,7 +174,7 @@ STATIC = [
     ids=["cpu", "cpu, three", "gpu", "gpu, eight"],
 )
 def test_no_static_tree_is_faster(machine: Machine, requests: int) -> None:
-    steps = 240 // requests
+    steps = 960 // requests
     ours = World(machine, agreeing, requests).run(goodput(), steps).goodput
     for shape in STATIC:
         policy = Static(StaticPolicy(shape))
