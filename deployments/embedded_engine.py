@@ -11,6 +11,7 @@ from adaptivespec.errors import DrafterLost, TargetLost
 from adaptivespec.limits import Limits
 from adaptivespec.policy import make_policy
 from adaptivespec.port import DraftPort, TargetPort
+from adaptivespec.rehearsal import rehearse
 from adaptivespec.request import NOTHING_USED, Delta, GenerationRequest
 from adaptivespec.tokenizer import load_tokenizer
 from deployments.actors import TargetActor, TargetInfo
@@ -49,7 +50,10 @@ class EmbeddedEngine:
         return self._loop.alive
 
     async def start_target(self) -> Limits:
-        info = await self._cell.start_target()
+        info, _ = await asyncio.gather(
+            self._cell.start_target(),
+            asyncio.to_thread(rehearse, make_policy(self._settings.policy)),
+        )
         self._policy.profiled(info.costs, None)
         timeout_s = self._settings.target_timeout_s
         port: TargetPort = await asyncio.to_thread(

@@ -1,8 +1,10 @@
 """The ingress deployment: the OpenAI API on Ray Serve, in front of an orchestrator."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
@@ -11,17 +13,23 @@ from ray.serve.exceptions import (
     DeploymentUnavailableError,
     ReplicaUnavailableError,
 )
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from adaptivespec import tracing
 from adaptivespec.config import Settings
 from adaptivespec.errors import Overloaded, TargetLost
 from adaptivespec.request import Delta, GenerationRequest
 from adaptivespec.tokenizer import load_tokenizer
+from deployments.delivery import Event, Receiver
 from deployments.openai.api import create_app
 from deployments.status import Status
 
+log = logging.getLogger(__name__)
+
 GONE = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
+
+
+_LATE_S = 5.0  # what is left of an answer, once the call for it has ended, is on its way
 
 
 class ServeBackend:
@@ -29,28 +37,23 @@ class ServeBackend:
     Ray's wrapping; an orchestrator that is gone counts as a lost target."""
 
     def __init__(self, orchestrator: DeploymentHandle) -> None:
-        self._generate = orchestrator.options(method_name="generate", stream=True)
+        self._generate = orchestrator.options(method_name="generate")
         self._status = orchestrator.options(method_name="status")
+        self._receiver: Receiver | None = None
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
-        response = self._generate.remote(request)
-        try:
-            async for delta in response:
-                yield delta
-        except GeneratorExit:
-            response.cancel()
-            raise
-        except asyncio.CancelledError as error:
-            response.cancel()
-            if _is_ours():
+        if self._receiver is None:  # before there is an event loop there is none
+            self._receiver = Receiver(ray.util.get_node_ip_address())
+        with self._receiver.answer() as (recipient, events):
+            response = self._generate.remote(request, recipient)
+            watch = asyncio.create_task(_watch(response, events))
+            try:
+                async for delta in _until_finished(events):
+                    yield delta
+            except (GeneratorExit, asyncio.CancelledError):
+                response.cancel()
+                watch.cancel()
                 raise
-            raise TargetLost("the orchestrator gave the request up") from error
-        except RayTaskError as error:
-            raise error.cause from None
-        except BackPressureError as error:
-            raise Overloaded(error.message) from error
-        except GONE as error:
-            raise TargetLost("the orchestrator is gone") from error
 
     async def status(self) -> Status:
         try:
@@ -60,6 +63,46 @@ class ServeBackend:
             raise error.cause from None
         except GONE as error:
             raise TargetLost("the orchestrator is gone") from error
+
+
+async def _watch(response: DeploymentResponse, events: asyncio.Queue[Event]) -> None:
+    """Put what ends a call for an answer behind the answer: an error, or None."""
+    outcome: Event = None
+    try:
+        await response
+    except asyncio.CancelledError:
+        if _is_ours():
+            raise
+        outcome = TargetLost("the orchestrator gave the request up")
+    except RayTaskError as error:
+        outcome = error.cause
+    except BackPressureError as error:
+        outcome = Overloaded(error.message)
+    except GONE:
+        outcome = TargetLost("the orchestrator is gone")
+    except Exception as error:
+        log.exception("a call for an answer failed")
+        outcome = error
+    events.put_nowait(outcome)
+
+
+async def _until_finished(events: asyncio.Queue[Event]) -> AsyncGenerator[Delta, None]:
+    """The deltas of an answer. Raises what ended it, and TargetLost if its end does not come."""
+    patience_s = None
+    while True:
+        try:
+            async with asyncio.timeout(patience_s):
+                event = await events.get()
+        except TimeoutError:
+            raise TargetLost("the end of the answer was lost on its way") from None
+        if event is None:
+            patience_s = _LATE_S
+        elif isinstance(event, Exception):
+            raise event
+        else:
+            yield event
+            if event.finish_reason:
+                return
 
 
 def _is_ours() -> bool:

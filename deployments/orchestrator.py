@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 import msgspec
 
@@ -11,7 +9,8 @@ from adaptivespec import tracing
 from adaptivespec.config import Settings
 from adaptivespec.errors import AdaptiveSpecError, DrafterLost, LinkDown, TargetLost
 from adaptivespec.limits import Limits
-from adaptivespec.request import Delta, GenerationRequest
+from adaptivespec.request import GenerationRequest
+from deployments.delivery import Recipient, Sender
 from deployments.engine import make_engine
 from deployments.status import DrafterState, Load, Status, TargetState
 
@@ -30,6 +29,7 @@ class Orchestrator:
         tracing.configure("adaptivespec-orchestrator")
         self._settings = settings
         self._changed = asyncio.Event()
+        self._answers = Sender()
         self._engine = make_engine(settings, env, self._lose_target, self._lose_drafter)
         self._limits: Limits | None = None
         self._target: TargetState = "starting"
@@ -45,12 +45,10 @@ class Orchestrator:
 
     # -- for the ingress --------------------------------------------------------------------------
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
-        """Yield what each step adds to the request. Closing early frees its slot and cache.
+    async def generate(self, request: GenerationRequest, to: Recipient) -> None:
+        """Send what each step adds to the request. Being cancelled frees its slot and cache.
         Raises RequestError, Overloaded, TargetLost."""
-        async with aclosing(self._engine.generate(request)) as deltas:
-            async for delta in deltas:
-                yield delta
+        await self._answers.send(self._engine.generate(request), to)
 
     async def status(self) -> Status:
         """State, load and limits. Asks the target, so that "ready" means it answered just now."""

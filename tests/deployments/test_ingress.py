@@ -3,8 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,8 +17,9 @@ from ray.serve.handle import DeploymentHandle
 
 from adaptivespec.config import Settings
 from adaptivespec.errors import Overloaded, RequestError, TargetLost
-from adaptivespec.request import Delta, GenerationRequest
+from adaptivespec.request import GenerationRequest
 from adaptivespec.tokenizer import load_tokenizer
+from deployments.delivery import Recipient, Sender
 from deployments.ingress import Ingress
 from deployments.status import Status
 from tests.deployments.echo import Echo
@@ -33,11 +33,10 @@ class EchoOrchestrator:
     def __init__(self) -> None:
         self._tokenizer = load_tokenizer("smollm2")
         self._echo = Echo(self._tokenizer)
+        self._answers = Sender()
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
-        async with aclosing(self._echo.generate(request)) as deltas:
-            async for delta in deltas:
-                yield delta
+    async def generate(self, request: GenerationRequest, to: Recipient) -> None:
+        await self._answers.send(self._echo.generate(request), to)
 
     async def status(self) -> Status:
         return await self._echo.status()

@@ -73,7 +73,7 @@ def test_prompts_that_are_not_measured_are_taken_where_there_are_any() -> None:
 
 
 def test_the_shapes_that_are_tried_exist_and_fit() -> None:
-    assert len(set(candidates())) == len(candidates()) == 16
+    assert len(set(candidates())) == len(candidates()) == 17
     for shape in candidates():
         check_shape(shape, "sweep")
     small = Shape(3, 4, 8)
