@@ -35,7 +35,7 @@ MEMORY, LATELY = 512.0, 64.0
 STALE = 1 / 8
 """What outcomes weigh from before a time without any, of a drafter that was of little use."""
 
-FEW = 16
+FEW = 64
 """Outcomes that a curve may lack; while there are not many, an eighth of them."""
 
 BINS = 10
@@ -61,10 +61,8 @@ def accepted_nodes(path: Tensor) -> NDArray[np.bool_]:
 
 def outcomes(trees: DraftTrees, accepted: NDArray[np.bool_]) -> Outcomes:
     """What verified trees, on the CPU, tell: `accepted` as of `accepted_nodes`."""
-    known, first = np.empty_like(accepted), np.empty_like(accepted)
-    worth.outcomes(trees.tokens.numpy(), trees.parents.numpy(), accepted, known, first)
-    logprobs = trees.logprobs.numpy()[known].astype(np.float64)
-    return Outcomes(logprobs, first[known], accepted[known], known.nonzero()[0])
+    columns = trees.tokens.numpy(), trees.parents.numpy(), trees.logprobs.numpy()
+    return Outcomes(*worth.outcomes(*columns, accepted))
 
 
 class Calibration:

@@ -212,13 +212,14 @@ class Goodput:
         if self._checks == 0:
             self._check(trees, accepted, rules)
         known = outcomes(trees, accepted)
+        columns = known.logprobs, known.first, known.accepted
         classes = list(dict.fromkeys(rules))
+        if len(classes) == 1:
+            self.calibration(classes[0]).update(*columns)
+            return
         of = np.array([classes.index(rule) for rule in rules])[known.row]
         for index, rule in enumerate(classes):
-            rows = of == index
-            self.calibration(rule).update(
-                known.logprobs[rows], known.first[rows], known.accepted[rows]
-            )
+            self.calibration(rule).update(*(column[of == index] for column in columns))
 
     def _check(self, trees: DraftTrees, accepted: NDArray[np.bool_], rules: Sequence[Rule]) -> None:
         """Hold the predictions that were made against the outcomes."""

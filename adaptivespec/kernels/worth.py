@@ -202,11 +202,18 @@ def accepted_nodes(path: Any, accepted: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def outcomes(tokens: Any, parents: Any, accepted: Any, known: Any, first: Any) -> None:
-    """known, first [B, N]: the drafted nodes whose parents were accepted, of which it is known
-    what became, and of these those that are their parent's best child."""
+def outcomes(tokens: Any, parents: Any, logprobs: Any, accepted: Any) -> tuple[Any, Any, Any, Any]:
+    """Of the drafted nodes of trees [B, N] whose parents were accepted, of which it is known what
+    became: their log-probabilities float64 [n], whether they are their parent's best child, whether
+    they were accepted, and their tree int64 [n]."""
+    size, n = tokens.size, 0
+    found, rows = np.empty(size), np.empty(size, np.int64)
+    first, came = np.empty(size, np.bool_), np.empty(size, np.bool_)
     for b in range(len(tokens)):
-        for n in range(tokens.shape[1]):
-            drafted = tokens[b, n] >= 0 and parents[b, n] >= 0
-            known[b, n] = drafted and accepted[b, parents[b, n]]
-            first[b, n] = known[b, n] and is_first(parents, b, n)
+        for at in range(tokens.shape[1]):
+            if tokens[b, at] < 0 or parents[b, at] < 0 or not accepted[b, parents[b, at]]:
+                continue
+            found[n], rows[n] = logprobs[b, at], b
+            first[n], came[n] = is_first(parents, b, at), accepted[b, at]
+            n += 1
+    return found[:n], first[:n], came[:n], rows[:n]
