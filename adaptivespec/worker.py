@@ -23,7 +23,6 @@ from adaptivespec.messages import (
     DraftReply,
     Ping,
     Pong,
-    StateRows,
     TargetCommit,
     TargetMessage,
     TargetReply,
@@ -105,12 +104,9 @@ class TargetWorker(_Linked):
             self._engine.commit(path.request, path.nodes)
         if message.states and self.link is not None:
             try:
-                self.link.send_states(self._states(message.states))
+                self.link.send_states(self._engine.states(message.states))
             except LinkDown as error:
                 self._drop_link(error)
-
-    def _states(self, rows: list[StateRows]) -> Tensor:
-        return torch.cat([self._engine.states(r.request, r.start, r.stop) for r in rows])
 
     def _drop_link(self, error: LinkDown) -> None:
         self._link_error = str(error)

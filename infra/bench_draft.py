@@ -25,7 +25,7 @@ from adaptivespec.drafters.eagle3 import Eagle3Drafter
 from adaptivespec.drafters.growth import Level
 from adaptivespec.engine.build import make_target
 from adaptivespec.engine.engine import TargetEngine
-from adaptivespec.messages import Chunk
+from adaptivespec.messages import Chunk, StateRows
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.shape import Shape
 from adaptivespec.training.evaluate import SHAPES
@@ -57,7 +57,7 @@ class Bench:
         for request, prompt in enumerate((self._tokens, self._tokens[:cached])):
             engine.open(request, self._capacity, SamplingParams())
             engine.forward([Chunk(request, prompt, False)], [], roots([]))
-        self._states = engine.states(0, 0, self._capacity).clone()
+        self._states = engine.states([StateRows(0, 0, self._capacity)])
 
     def cases(self) -> dict[str, Case]:
         level = self.level()

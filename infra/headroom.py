@@ -38,7 +38,7 @@ from adaptivespec.drafters.base import Drafter, Extension
 from adaptivespec.drafters.build import make_drafter
 from adaptivespec.engine.build import make_target
 from adaptivespec.engine.engine import TargetEngine
-from adaptivespec.messages import Chunk
+from adaptivespec.messages import Chunk, StateRows
 from adaptivespec.pricing import LIKELIHOODS, NODES, Prices
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.shape import Shape
@@ -110,7 +110,8 @@ def record(
     text = [*prompt, *engine.forward([Chunk(0, prompt, True)], [], roots([])).first_tokens]
     trees, fed = [], 1
     while len(text) < len(prompt) + max_tokens and text[-1] not in ends:
-        states = engine.states(0, fed - 1, len(text) - 1) if drafter.state_size else None
+        rows = StateRows(0, fed - 1, len(text) - 1)
+        states = engine.states([rows]) if drafter.state_size else None
         drafter.commit([Extension(0, text[fed:])], states)
         fed = len(text)
         trees.append(drafter.draft([0], [LARGEST]))

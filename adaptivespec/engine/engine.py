@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adaptivespec.errors import ConfigError
 from adaptivespec.kernels.packing import pack
-from adaptivespec.messages import Chunk
+from adaptivespec.messages import Chunk, StateRows
 from adaptivespec.models.attention import Segment
 from adaptivespec.models.config import DecoderConfig
 from adaptivespec.models.decoder import Decoder, eagle3_layers
@@ -58,26 +58,25 @@ class TargetEngine:
         self._decoder = decoder
         self._projector = projector
         self._aux_layers: tuple[int, ...] = ()
-        layers, state_size = decoder.config.layers, 0
+        self.state_size = width = 0
+        """Width of the states for a drafter; 0: none."""
+        layers = decoder.config.layers
         if projector is not None:
             self._aux_layers = tuple(aux_layers or eagle3_layers(layers))
             if not all(0 <= layer < layers for layer in self._aux_layers):
                 raise ConfigError(f"aux layers {self._aux_layers}: the target has {layers} layers")
             width = len(self._aux_layers) * decoder.config.hidden_size
             probe = torch.zeros((1, width), dtype=decoder.dtype, device=decoder.device)
-            state_size = projector(probe).shape[1]
-        self._cache = decoder.new_cache(kv_tokens, state_size)
+            self.state_size = projector(probe).shape[1]
+        # Kept as they are, and projected when a drafter asks: what it never asks for, of a request
+        # that decodes plainly, is not worth a product in every pass.
+        self._cache = decoder.new_cache(kv_tokens, width)
         self._sampling: dict[int, SamplingParams] = {}
 
     @property
     def config(self) -> DecoderConfig:
         """The target's architecture."""
         return self._decoder.config
-
-    @property
-    def state_size(self) -> int:
-        """Width of the states kept for a drafter; 0: none."""
-        return self._cache.state_size
 
     @property
     def requests(self) -> int:
@@ -109,10 +108,11 @@ class TargetEngine:
         before) and drop the others."""
         self._cache.commit(request, path)
 
-    def states(self, request: int, start: int, stop: int) -> Tensor:
-        """Projected states [stop - start, state_size] of committed positions: a view, valid until
-        the next call."""
-        return self._cache.states(request, start, stop)
+    def states(self, rows: Sequence[StateRows]) -> Tensor:
+        """Projected states [sum of stop - start, state_size] of committed positions."""
+        assert self._projector is not None
+        kept = [self._cache.states(each.request, each.start, each.stop) for each in rows]
+        return self._projector(torch.cat(kept))
 
     @torch.inference_mode()
     def forward(
@@ -165,7 +165,8 @@ class TargetEngine:
         return Forwarded(target, gap, chosen[verified:].tolist())
 
     def _run(self, tokens: Ints, positions: Ints, segments: Sequence[Segment]) -> Tensor:
-        """Final hidden states [T, H] of a packed batch; projected states go to the cache."""
+        """Final hidden states [T, H] of a packed batch; what a drafter may read of the others goes
+        to the cache."""
         device = self._decoder.device
         hidden = self._decoder.forward(
             torch.from_numpy(tokens).to(device),
@@ -174,8 +175,8 @@ class TargetEngine:
             segments,
             self._aux_layers,
         )
-        if self._projector is not None and hidden.aux is not None:
-            self._cache.write_states(hidden.slots, self._projector(hidden.aux))
+        if hidden.aux is not None:
+            self._cache.write_states(hidden.slots, hidden.aux)
         return hidden.final
 
     def _choose(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from adaptivespec.engine.engine import Forwarded, TargetEngine
 from adaptivespec.errors import CacheFull, ConfigError
-from adaptivespec.messages import Chunk
+from adaptivespec.messages import Chunk, StateRows
 from adaptivespec.models.decoder import Decoder
 from adaptivespec.sampling import SamplingParams
 from adaptivespec.tree import DraftTrees, roots
@@ -169,9 +169,10 @@ def test_states_of_accepted_nodes_are_those_of_a_fresh_prefill() -> None:
     verify(engine, 0, BUSHY)
     engine.commit(0, [0, 2, 6])
     engine.forward([Chunk(1, [*PROMPT, 5, 9, 17], False)], [], NO_TREES)
-    states = engine.states(0, 0, 11)
+    states = engine.states([StateRows(0, 0, 11)])
     assert states.shape == (11, 16)
-    torch.testing.assert_close(states, engine.states(1, 0, 11), rtol=1e-4, atol=1e-4)
+    fresh = engine.states([StateRows(1, 0, 11)])
+    torch.testing.assert_close(states, fresh, rtol=1e-4, atol=1e-4)
 
 
 def test_states_need_layers_that_exist() -> None:
