@@ -12,6 +12,7 @@ from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
     ReplicaUnavailableError,
+    RequestCancelledError,
 )
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
@@ -70,9 +71,9 @@ async def _watch(response: DeploymentResponse, events: asyncio.Queue[Event]) -> 
     outcome: Event = None
     try:
         await response
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, RequestCancelledError):
         if _is_ours():
-            raise
+            return  # whoever would read this has left
         outcome = TargetLost("the orchestrator gave the request up")
     except RayTaskError as error:
         outcome = error.cause
