@@ -138,6 +138,7 @@ class Goodput:
 
     def profiled(self, verify: VerifyCosts | None, draft: DraftCosts | None) -> None:
         self.costs.profiled(verify, draft)
+        self._priced = None
 
     # -- before a step ----------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import ray
 from fastapi import FastAPI
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 
 GONE = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
 
-
 _LATE_S = 5.0  # what is left of an answer, once the call for it has ended, is on its way
 
 
@@ -49,8 +49,9 @@ class ServeBackend:
             response = self._generate.remote(request, recipient)
             watch = asyncio.create_task(_watch(response, events))
             try:
-                async for delta in _until_finished(events):
-                    yield delta
+                async with aclosing(_until_finished(events)) as deltas:
+                    async for delta in deltas:
+                        yield delta
             except (GeneratorExit, asyncio.CancelledError):
                 response.cancel()
                 watch.cancel()

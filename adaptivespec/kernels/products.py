@@ -130,62 +130,38 @@ def _product(bf16: bool, panels: int, vectors: int, most_rows: int) -> Callable[
     return emit
 
 
-@intrinsic
-def product(
-    typing: Any,
-    like: Any,
-    rows: Any,
-    x: Any,
-    x_stride: Any,
-    w: Any,
-    w_stride: Any,
-    bias: Any,
-    out: Any,
-    out_stride: Any,
-    steps: Any,
-) -> Any:
-    """out[m, n] = bias[n] + sum over k of x[m, k] * w[k, n], float32, for `rows` <= MOST_ROWS rows
-    and 2 * LANES outputs. x: rows of elements. w: at every step the elements of every output, lane
-    by lane. A step is one k in float32, a pair of them in bfloat16. `w_stride`: bytes from a panel
-    of weights to the next, which is fetched meanwhile."""
-    return code_for(like, lambda bf16: _product(bf16, 1, 2, MOST_ROWS), 9)
+def _intrinsic(panels: int, vectors: int, most_rows: int) -> Any:
+    @intrinsic
+    def made(
+        typing: Any,
+        like: Any,
+        rows: Any,
+        x: Any,
+        x_stride: Any,
+        w: Any,
+        w_stride: Any,
+        bias: Any,
+        out: Any,
+        out_stride: Any,
+        steps: Any,
+    ) -> Any:
+        return code_for(like, lambda bf16: _product(bf16, panels, vectors, most_rows), 9)
+
+    return made
 
 
-@intrinsic
-def wide_product(
-    typing: Any,
-    like: Any,
-    rows: Any,
-    x: Any,
-    x_stride: Any,
-    w: Any,
-    w_stride: Any,
-    bias: Any,
-    out: Any,
-    out_stride: Any,
-    steps: Any,
-) -> Any:
-    """`product` for PANELS panels, whose biases and outputs are side by side, and
-    MOST_ROWS // PANELS rows at most."""
-    return code_for(like, lambda bf16: _product(bf16, PANELS, 2, MOST_ROWS // PANELS), 9)
+product = _intrinsic(1, 2, MOST_ROWS)
+"""out[m, n] = bias[n] + sum over k of x[m, k] * w[k, n], float32, for `rows` <= MOST_ROWS rows and
+2 * LANES outputs. x: rows of elements. w: at every step the elements of every output, lane by lane.
+A step is one k in float32, a pair of them in bfloat16. `w_stride`: bytes from a panel of weights to
+the next, which is fetched meanwhile."""
 
+wide_product = _intrinsic(PANELS, 2, MOST_ROWS // PANELS)
+"""`product` for PANELS panels, whose biases and outputs are side by side, and MOST_ROWS // PANELS
+rows at most."""
 
-@intrinsic
-def narrow_product(
-    typing: Any,
-    like: Any,
-    rows: Any,
-    x: Any,
-    x_stride: Any,
-    w: Any,
-    w_stride: Any,
-    bias: Any,
-    out: Any,
-    out_stride: Any,
-    steps: Any,
-) -> Any:
-    """`product` for LANES outputs, and up to MOST_KEYS rows."""
-    return code_for(like, lambda bf16: _product(bf16, 1, 1, MOST_KEYS), 9)
+narrow_product = _intrinsic(1, 1, MOST_KEYS)
+"""`product` for LANES outputs of one panel, and up to MOST_KEYS rows."""
 
 
 QUERIES = 4
