@@ -37,6 +37,18 @@ class Runner(Protocol):
         """Answer all messages."""
 
 
+def local_parser(doc: str | None) -> argparse.ArgumentParser:
+    """What every script asks that runs the packaged model in its own process."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--set", action="append", required=True, dest="sets", type=read_prompts)
+    add("--drafter", default="eagle3", metavar="KIND[:PATH]")
+    add("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    add("--threads", type=arguments.positive, default=2)
+    add("--max-tokens", type=arguments.positive, default=128)
+    return parser
+
+
 def in_process(drafter: str, dtype: str, threads: int, concurrency: int) -> Settings:
     """Settings for the packaged model with a drafter given as KIND[:PATH]."""
     kind, _, path = drafter.partition(":")

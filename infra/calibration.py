@@ -13,7 +13,7 @@ matplotlib.
 import argparse
 from pathlib import Path
 
-from acceptance import in_process, print_header, print_row
+from acceptance import in_process, local_parser, print_header, print_row
 
 from adaptivespec import arguments
 from adaptivespec.calibration import BINS, Reliability
@@ -21,7 +21,6 @@ from adaptivespec.config import GoodputPolicy
 from adaptivespec.goodput import Goodput
 from adaptivespec.local import LocalSystem
 from adaptivespec.request import GenerationRequest
-from adaptivespec.training.prompts import read_prompts
 
 
 def answer(args: argparse.Namespace, kappa: float) -> Reliability:
@@ -60,16 +59,9 @@ def plot(found: dict[float, Reliability], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = local_parser(__doc__)
     add = parser.add_argument
-    add("--set", action="append", required=True, dest="sets", type=read_prompts)
-    add("--drafter", default="eagle3", metavar="KIND[:PATH]")
-    add("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    add("--threads", type=arguments.positive, default=2)
     add("--concurrency", type=arguments.positive, default=1, help="answers at once")
-    add("--max-tokens", type=arguments.positive, default=128)
     add("--kappa", action="append", type=float, dest="kappas", help="default: 1")
     add("--plot", type=Path, metavar="FILE.svg")
     args = parser.parse_args()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from acceptance import in_process, print_header, print_row
+from acceptance import in_process, local_parser, print_header, print_row
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -30,7 +30,6 @@ from adaptivespec.errors import ConfigError
 from adaptivespec.local import LocalSystem
 from adaptivespec.request import GenerationRequest
 from adaptivespec.shape import Shape
-from adaptivespec.training.prompts import read_prompts
 
 BINS = 10
 SAMPLED = "00-0000000000000000000000000000000a-000000000000000b-01"
@@ -160,16 +159,9 @@ def plot(bins: list[Bin], error: float, title: str, file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = local_parser(__doc__)
     add = parser.add_argument
-    add("--set", action="append", required=True, dest="sets", type=read_prompts)
-    add("--drafter", default="eagle3", metavar="KIND[:PATH]")
-    add("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    add("--threads", type=arguments.positive, default=2)
     add("--concurrency", type=arguments.positive, default=8, help="answers at once")
-    add("--max-tokens", type=arguments.positive, default=128)
     add("--kappa", type=float, default=1.0)
     add("--shape", type=arguments.shape, default=Shape(7, 1, 8), metavar="DEPTH,WIDTH,NODES")
     add("--plot", type=Path, metavar="FILE.svg")

@@ -18,7 +18,6 @@ What a node is worth is counted over the same positions. theta, the price of tim
 best of a range (docs/method.md).
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +25,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from acceptance import in_process, print_header, print_row
+from acceptance import in_process, local_parser, print_header, print_row
 from numpy.typing import NDArray
 
-from adaptivespec import arguments
 from adaptivespec.appraisal import market, worths
 from adaptivespec.bench.sweep import candidates
 from adaptivespec.calibration import Calibration, outcomes
@@ -44,7 +42,6 @@ from adaptivespec.sampling import SamplingParams
 from adaptivespec.shape import Shape
 from adaptivespec.startup import measure_drafter, measure_target
 from adaptivespec.tokenizer import load_tokenizer
-from adaptivespec.training.prompts import read_prompts
 from adaptivespec.tree import DraftTrees, roots
 
 LARGEST = Shape(6, 3, 24)
@@ -240,15 +237,8 @@ def rate(answers: list[list[Position]], costs: Costs, policy: Policy, feeds: boo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = local_parser(__doc__)
     add = parser.add_argument
-    add("--set", action="append", required=True, dest="sets", type=read_prompts)
-    add("--drafter", default="eagle3", metavar="KIND[:PATH]")
-    add("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    add("--threads", type=arguments.positive, default=2)
-    add("--max-tokens", type=arguments.positive, default=128)
     add("--rest-ms", type=float, default=1.0, help="of a step, beside both models (1)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
