@@ -12,7 +12,13 @@ from numba import njit
 from adaptivespec.kernels import attention
 from adaptivespec.kernels.emit import LANES
 from adaptivespec.kernels.linear import PANEL, Array
-from adaptivespec.kernels.products import MOST_ROWS, PANELS, product, wide_product
+from adaptivespec.kernels.products import (
+    MOST_ROWS,
+    PANELS,
+    WIDE_FROM_MEMORY,
+    product,
+    wide_product,
+)
 from adaptivespec.kernels.team import Counters, claim, finish
 from adaptivespec.kernels.vectors import add_rows, gate_rows, narrow, sum_of_squares
 
@@ -122,7 +128,8 @@ def project(
         m = 0
         while m < rows:
             count = min(MOST_ROWS, rows - m)
-            together = PANELS if last - first == PANELS and PANELS * count <= MOST_ROWS else 1
+            few = PANELS * count <= MOST_ROWS and last - first == PANELS
+            together = PANELS if few and (WIDE_FROM_MEMORY or m > 0) else 1
             for p in range(first, last, together):
                 place = to + m * stride + p * width
                 made, made_stride = temporary, tile_stride

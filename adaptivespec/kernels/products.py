@@ -38,16 +38,22 @@ from adaptivespec.kernels.emit import (
 
 _DOT_BF16 = bool(FEATURES.get("avx512bf16"))
 _REGISTERS = 32 if FEATURES.get("avx512f") else 16
-MOST_ROWS = 12 if _REGISTERS == 32 else 4
+MOST_ROWS = 14 if _REGISTERS == 32 else 4
 """Rows of a product that are computed at once: as many as registers hold, measured."""
 MOST_KEYS = 12 if _REGISTERS == 32 else 8
 """Rows of a `narrow_product`."""
 PANELS = 2
 """Panels of a `wide_product`, whose rows are so many times fewer: with few sums at a time, a
 processor waits for each before it can add the next term."""
+WIDE_FROM_MEMORY = _REGISTERS == 16
+"""Whether that is so where weights come from memory, too; else the memory is what is waited for,
+and gives one panel after the other faster than two at once."""
 
 _LINE = 64
 """Bytes of a cache line."""
+_AHEAD = 8192
+"""Bytes that weights are fetched ahead of their use, where that is waited for: 4096 and 16384 are
+slower."""
 
 
 def _product(bf16: bool, panels: int, vectors: int, most_rows: int) -> Callable[..., None]:
@@ -87,26 +93,35 @@ def _product(bf16: bool, panels: int, vectors: int, most_rows: int) -> Callable[
         places = [I64(VECTOR * n) for n in range(panels * vectors)]
 
         order = [*product_of(range(rows), range(panels * vectors), range(per_step))]
-        # So that as few factors as can be are in registers at a time: of few rows all, and one
-        # vector of weights after the other; else of all the first term, then of all the second.
-        order.sort(key=(lambda mnk: mnk[1:]) if panels > 1 else (lambda mnk: mnk[2]))
+        # So that as few factors as can be are in registers at a time. Of 32, sums take most: a row
+        # after the other, whose factors are then read as they are multiplied. Of 16, few rows' all,
+        # and one vector of weights after the other; else of all the first term, then the second.
+        by_row = _REGISTERS == 32
+        if not by_row:
+            order.sort(key=(lambda mnk: mnk[1:]) if panels > 1 else (lambda mnk: mnk[2]))
 
         def weights(i: Value) -> Iterator[Value]:
-            """Of one step, vector by vector; the following panels' are fetched meanwhile."""
+            """Of one step, vector by vector; later ones are fetched meanwhile."""
             step, following = b.mul(i, I64(VECTOR * vectors)), b.mul(w_stride, I64(panels))
             for start, n in product_of(panel_starts, range(vectors)):
                 address = b.add(start, b.add(step, I64(VECTOR * n)))
                 yield load(b, address, vector_of(element))
                 if vectors > 1 and VECTOR * n % _LINE == 0:
-                    ahead = b.inttoptr(b.add(address, following), BYTE)
-                    call(b, "llvm.prefetch.p0", ir.VoidType(), ahead, I32(0), I32(2), I32(1))
+                    to, cache = (following, 2) if WIDE_FROM_MEMORY else (I64(_AHEAD), 3)
+                    ahead = b.inttoptr(b.add(address, to), BYTE)
+                    call(b, "llvm.prefetch.p0", ir.VoidType(), ahead, I32(0), I32(cache), I32(1))
 
         def body(i: Value, totals: list[Value]) -> list[Value]:
-            at_step = [b.add(start, b.mul(i, I64(4))) for start in starts]
-            xs = [terms(b, splat(b, load(b, at, element))) for at in at_step]
+            def row(m: int) -> list[Value]:
+                at_step = b.add(starts[m], b.mul(i, I64(4)))
+                return terms(b, splat(b, load(b, at_step, element)))
+
+            xs = {} if by_row else {m: row(m) for m in range(rows)}
             ws = [terms(b, vector) for vector in weights(i)]
             totals = list(totals)
             for m, n, k in order:
+                if m not in xs:
+                    xs[m] = row(m)
                 at = m * len(ws) + n
                 totals[at] = add_product(b, xs[m][k], ws[n][k], totals[at])
             return totals
@@ -154,7 +169,7 @@ product = _intrinsic(1, 2, MOST_ROWS)
 """out[m, n] = bias[n] + sum over k of x[m, k] * w[k, n], float32, for `rows` <= MOST_ROWS rows and
 2 * LANES outputs. x: rows of elements. w: at every step the elements of every output, lane by lane.
 A step is one k in float32, a pair of them in bfloat16. `w_stride`: bytes from a panel of weights to
-the next, which is fetched meanwhile."""
+the next."""
 
 wide_product = _intrinsic(PANELS, 2, MOST_ROWS // PANELS)
 """`product` for PANELS panels, whose biases and outputs are side by side, and MOST_ROWS // PANELS
