@@ -8,6 +8,7 @@ that it brings. docs/method.md derives this.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -68,6 +69,16 @@ TRIAL = 6.0, 1.25
 """`HOPE` of the steps behind a rest, until which the drafter has to pay for itself."""
 
 
+class _Priced(NamedTuple):
+    """Prices without curves, what they were worked out for, and some of them as arrays."""
+
+    running: int
+    learned: int
+    prices: Prices
+    nodes: Floats  # of 0, 1, ... nodes
+    onward: Floats
+
+
 class Goodput:
     """One object serves all requests: they share passes, so they share prices.
 
@@ -91,7 +102,7 @@ class Goodput:
         self._rest, self._next_rest = 0, SHORTEST
         self._probes = 0  # steps that are yet to probe
         self._promising = False  # what these say of drafting for all
-        self._priced: tuple[int, int, Prices] | None = None  # requests, steps known, and these
+        self._priced: _Priced | None = None
         self._checks = 0  # steps since the last whose predictions were checked
         self._since_rest = 0
         self._came = self._forecasts = SURPLUS
@@ -147,27 +158,26 @@ class Goodput:
         trees together are worth a draft."""
         if not signals:
             return []
-        prices, fixed = self._prices(running), self._theta(running) * self.costs.drafting
+        prices, fixed = self._price(running).prices, self._theta(running) * self.costs.drafting
         worth = np.array([self.calibration(s.rule).best(s.confidence) for s in signals])
         shapes = [NO_DRAFT] * len(signals)
         if self._probes:
             # Those who do not listen may be as good as the one who does, and cost as much to feed.
             all_alike = np.full(running, worth.max())
             fixed += self._theta(running) * self.costs.feeding(running)
-            self._promising |= self._surplus * self._forecast(all_alike, prices) > fixed
+            self._promising |= self._surplus * self._forecast(all_alike, running) > fixed
             shapes[int(worth.argmax())] = PROBE
             self._forecasted = None
             return shapes
-        brought = self._forecast(worth, prices)
+        brought = self._forecast(worth, running)
         self._forecasted = brought if len(signals) == running else None
         if self._since_plain < PLAIN_EVERY and self._surplus * brought > fixed:
             return [self._largest if each > prices.nodes[1] else NO_DRAFT for each in worth]
         return shapes
 
-    def _forecast(self, worth: Floats, prices: Prices) -> float:
+    def _forecast(self, worth: Floats, running: int) -> float:
         """Tokens that trees bring above their price (see `kernels.forecast`)."""
-        counts = np.arange(len(worth) + 1)
-        nodes, onward = np.interp(counts, NODES, prices.nodes), np.array(prices.onward)
+        prices, nodes, onward = self._price(running)[-3:]
         costs = prices.expansion, prices.level, self._largest.depth
         return kernels.forecast(worth.copy(), nodes, onward, *costs)
 
@@ -176,16 +186,19 @@ class Goodput:
         rules = list(dict.fromkeys(s.rule for s in signals if s is not None))
         of = [UNPRICED if s is None or self._probes else rules.index(s.rule) for s in signals]
         curves = [self.calibration(rule).curve for rule in rules]
-        return msgspec.structs.replace(self._prices(running), curves=curves, of=of)
+        return msgspec.structs.replace(self._price(running).prices, curves=curves, of=of)
 
-    def _prices(self, running: int) -> Prices:
-        """Without curves; the same until the costs have learned."""
+    def _price(self, running: int) -> "_Priced":
+        """The same until the costs have learned."""
         known = running, self.costs.learned
         if self._priced is None or self._priced[:2] != known:
-            self._priced = *known, self._work_out_prices(running)
-        return self._priced[2]
+            prices = self._work_out_prices(running)
+            nodes = np.interp(np.arange(NODES[-1] + 1), NODES, prices.nodes)
+            self._priced = _Priced(*known, prices, nodes, np.array(prices.onward))
+        return self._priced
 
     def _work_out_prices(self, running: int) -> Prices:
+        """Without curves."""
         theta, costs = self._theta(running), self.costs
         nodes = [theta * seconds for seconds in costs.nodes(running, NODES)]
         start = expected_onward(nodes[NODES.index(TYPICAL)] / TYPICAL)
@@ -234,7 +247,7 @@ class Goodput:
 
     def stepped(self, step: StepWork) -> None:
         """Learn from what a step of decoding did and took."""
-        prices = self._prices(step.requests)
+        prices, nodes = self._price(step.requests)[2:4]
         self.costs.observe(step)
         self._since_plain = self._since_plain + 1 if step.nodes > step.requests else 0
         plain_tokens = self.costs.seconds(step) / self.costs.plain(step.requests) * step.requests
@@ -246,7 +259,7 @@ class Goodput:
                 self._gained += step.growth.gained
                 self._expanded += step.growth.worth
             if self._forecasted is not None:
-                spent = float(np.interp(step.nodes - step.requests, NODES, prices.nodes))
+                spent = float(nodes[min(step.nodes - step.requests, NODES[-1])])
                 spent += prices.level * step.growth.passes
                 spent += prices.expansion * step.growth.expanded
                 self._came = LATELY * self._came + step.tokens - step.requests - spent

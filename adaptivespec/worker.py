@@ -148,7 +148,8 @@ class TargetWorker(_Linked):
         if message.drafted and self.link is not None:
             try:
                 drafted = trim(self.link.recv_trees(message.drafted, message.nodes).cpu())
-                return pad(drafted, roots(message.roots[message.drafted :]))
+                others = message.roots[message.drafted :]
+                return pad(drafted, roots(others)) if others else drafted
             except LinkDown as error:
                 self._drop_link(error)
         return roots(message.roots)

@@ -31,13 +31,6 @@ class Forwarded(NamedTuple):
     first_tokens: list[int]
 
 
-class _Row(NamedTuple):
-    """Whose token a row of logits draws, and for which position of the sequence."""
-
-    request: int
-    position: int
-
-
 class TargetEngine:
     """Continuous batching on one device: a pass mixes prompt chunks and trees of any requests.
 
@@ -136,7 +129,6 @@ class TargetEngine:
             segments.append(Segment(request, first, first + size, seen))
             owners += [request] * size
             first += size
-        drawn = [_Row(*row) for row in zip(owners, (positions + 1).tolist(), strict=True)]
         wanted = list(range(verified))
         for chunk in chunks:
             start, length = self._cache.length(chunk.request), len(chunk.tokens)
@@ -146,23 +138,21 @@ class TargetEngine:
             positions = np.concatenate([positions, np.arange(start, start + length)])
             if chunk.final:
                 wanted.append(first - 1)
-                drawn.append(_Row(chunk.request, start + length))
+                owners.append(chunk.request)
 
-        target = torch.full(nodes.shape, -1, dtype=torch.int32)
-        gap = torch.full(nodes.shape, -torch.inf)
-        if not first:
-            return Forwarded(target, gap, [])
-        hidden = self._run(tokens, positions, segments)
-        for chunk in chunks:
-            self._cache.commit(chunk.request, range(len(chunk.tokens)))
-        if not wanted:
-            return Forwarded(target, gap, [])
-        above = np.pad(above, (0, len(wanted) - verified), constant_values=-1)
-        chosen, ratio = self._choose(hidden, wanted, tokens[wanted], above, drawn)
-        real = torch.from_numpy(nodes >= 0)
-        target[real] = chosen[:verified].int()
-        gap[real] = ratio[:verified]
-        return Forwarded(target, gap, chosen[verified:].tolist())
+        target = np.full(nodes.shape, -1, np.int32)
+        gap = np.full(nodes.shape, -np.inf, np.float32)
+        first_tokens: list[int] = []
+        if first:
+            hidden = self._run(tokens, positions, segments)
+            for chunk in chunks:
+                self._cache.commit(chunk.request, range(len(chunk.tokens)))
+            parents = np.append(above, np.full(len(wanted) - verified, -1))
+            chosen, ratio = self._choose(hidden, wanted, tokens, positions, parents, owners)
+            real = nodes >= 0
+            target[real], gap[real] = chosen[:verified], ratio[:verified]
+            first_tokens = chosen[verified:].tolist()
+        return Forwarded(torch.from_numpy(target), torch.from_numpy(gap), first_tokens)
 
     def _run(self, tokens: Ints, positions: Ints, segments: Sequence[Segment]) -> Tensor:
         """Final hidden states [T, H] of a packed batch; what a drafter may read of the others goes
@@ -184,25 +174,29 @@ class TargetEngine:
         hidden: Tensor,
         wanted: list[int],
         tokens: Ints,
+        positions: Ints,
         parents: Ints,
-        drawn: list[_Row],
-    ) -> tuple[Tensor, Tensor]:
-        """The target's tokens int64 [R] and the gaps float32 [R] of the rows `wanted` of `hidden`,
-        on the CPU; the logits stay on the device."""
+        owners: list[int],
+    ) -> tuple[Ints, NDArray[np.float32]]:
+        """The target's tokens [R] after the rows `wanted` of `hidden` [T, H], which are at
+        `positions` [T] of their requests `owners` [R], and the gaps [R] of these rows' `tokens`
+        [T]. The logits stay on the device."""
+        if not wanted:
+            return np.empty(0, np.int64), np.empty(0, np.float32)
         device = hidden.device
         rows = hidden if len(wanted) == len(hidden) else hidden[torch.tensor(wanted, device=device)]
         logits = self._decoder.logits(rows)
-        asked = (torch.from_numpy(each).to(device) for each in (tokens, parents))
+        asked = (torch.from_numpy(each).to(device) for each in (tokens[wanted], parents))
         gap, argmax = gaps(logits, *asked)
-        params = [self._sampling[row.request] for row in drawn]
-        chosen = target_tokens(logits, params, _draws(drawn, params), argmax)
-        return chosen.cpu(), gap.cpu()
+        params = [self._sampling[request] for request in owners]
+        chosen = target_tokens(logits, params, _draws(positions[wanted] + 1, params), argmax)
+        return chosen.cpu().numpy(), gap.cpu().numpy()
 
 
-def _draws(rows: Sequence[_Row], params: Sequence[SamplingParams]) -> Tensor:
-    """The uniform draw float64 [R] of every row; greedy rows need none."""
-    draws = np.zeros(len(rows))
-    for i, (row, sampling) in enumerate(zip(rows, params, strict=True)):
+def _draws(positions: Ints, params: Sequence[SamplingParams]) -> Tensor:
+    """The uniform draws float64 [R] for tokens at `positions` [R]; greedy ones need none."""
+    draws = np.zeros(len(positions))
+    for i, sampling in enumerate(params):
         if not sampling.greedy:
-            draws[i] = uniforms(sampling.seed, row.position, 1)[0]
+            draws[i] = uniforms(sampling.seed, int(positions[i]), 1)[0]
     return torch.from_numpy(draws)

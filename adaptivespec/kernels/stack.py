@@ -111,7 +111,7 @@ class Stack:
         for line, segment in zip(table, segments, strict=True):
             rows = segment.stop - segment.start
             start, end = cache.extend(segment.request, rows)
-            slots[segment.start : segment.stop] = range(end - rows, end)
+            slots[segment.start : segment.stop] = np.arange(end - rows, end)
             mask, covered = -1, 0
             if segment.mask is not None:
                 mask, covered = seen, segment.mask.shape[1]
@@ -121,8 +121,7 @@ class Stack:
             units += attention.units(rows, group, sizes.kv_heads)
             longest = max(longest, end - start)
         flat = np.concatenate(masks).view(np.uint8) if masks else np.empty(0, np.uint8)
-        angles = self._angles_at(positions.numpy())
-        batch = Batch(slots, *angles, table, flat, units)
+        batch = Batch(slots, *self._angles_at(positions.numpy()), table, flat, units)
         rows, keys = len(self._buffers.x), self._buffers.scores.shape[1]
         if len(positions) > rows or longest > keys:
             more = (
