@@ -62,6 +62,13 @@ if that does not come, it goes on resting."""
 SHORTEST, LONGEST = 8, 512
 """Steps of a rest."""
 
+PAYING = 1.02
+"""Gain over plain decoding below which the drafter rests: costs are not known better than that."""
+
+CATCHING_UP = 8
+"""Steps behind a rest in which its arrears are fed, which are paid once. Later ones that feed more
+than they have brought are those in which prompts are, and that is what drafting costs, too."""
+
 LASTING = 25
 """Steps after which a drafter that still pays was no lucky moment's."""
 
@@ -283,15 +290,16 @@ class Goodput:
                 elif not self._probes:
                     self._begin_rest()
             return
-        steady = step._replace(fed=min(step.fed, step.tokens))  # a rest's arrears are paid once
-        plain = self.costs.seconds(steady) / self.costs.plain(step.requests) * step.requests
+        if self._since_rest < CATCHING_UP:
+            step = step._replace(fed=min(step.fed, step.tokens))
+        plain = self.costs.seconds(step) / self.costs.plain(step.requests) * step.requests
         seen, gain = self._awake
         total = LATELY * seen + plain
         self._awake = total, (LATELY * seen * gain + step.tokens) / total
         self._since_rest += 1
         if self._since_rest > LASTING:
             self._next_rest = SHORTEST
-        if self._awake[1] < 1:
+        if self._awake[1] < PAYING:
             self._begin_rest()
 
     def _begin_rest(self) -> None:

@@ -193,7 +193,7 @@ def test_predictions_are_calibrated() -> None:
 def test_a_drafter_that_becomes_useful_is_used_again() -> None:
     policy = goodput()
     World(GPU, disagreeing).run(policy, 150)
-    world = World(GPU, agreeing).run(policy, 400)
+    world = World(GPU, agreeing).run(policy, 800)  # in which there is an end to any rest
     late = world.drafted[-100:]
     assert sum(drafted > 1 for drafted in late) > 50
 
