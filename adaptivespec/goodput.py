@@ -7,6 +7,7 @@ is accepted exceeds its price. What a draft costs as a whole, and one more level
 that it brings. docs/method.md derives this.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,7 +31,8 @@ MEMORY = 0.99
 next step."""
 
 LATELY = 0.97
-"""The same of the gain that decides on a rest, and of what trees bring above their forecast."""
+"""The same of the gain that decides on a rest, with one request, and of what trees bring above their
+forecast."""
 
 HOPE = 10.0, 1.5
 """Plain tokens that the gain over plain decoding starts with, and what it starts at."""
@@ -294,8 +296,9 @@ class Goodput:
             step = step._replace(fed=min(step.fed, step.tokens))
         plain = self.costs.seconds(step) / self.costs.plain(step.requests) * step.requests
         seen, gain = self._awake
-        total = LATELY * seen + plain
-        self._awake = total, (LATELY * seen * gain + step.tokens) / total
+        seen *= LATELY ** math.sqrt(step.requests)  # many tell in few steps as much as few in many
+        total = seen + plain
+        self._awake = total, (seen * gain + step.tokens) / total
         self._since_rest += 1
         if self._since_rest > LASTING:
             self._next_rest = SHORTEST
