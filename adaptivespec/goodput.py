@@ -31,8 +31,8 @@ MEMORY = 0.99
 next step."""
 
 LATELY = 0.97
-"""The same of the gain that decides on a rest, with one request, and of what trees bring above their
-forecast."""
+"""The same of the gain that decides on a rest, with one request; and of what trees bring above
+their forecast."""
 
 HOPE = 10.0, 1.5
 """Plain tokens that the gain over plain decoding starts with, and what it starts at."""
