@@ -7,7 +7,6 @@ is accepted exceeds its price. What a draft costs as a whole, and one more level
 that it brings. docs/method.md derives this.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -296,7 +295,8 @@ class Goodput:
             step = step._replace(fed=min(step.fed, step.tokens))
         plain = self.costs.seconds(step) / self.costs.plain(step.requests) * step.requests
         seen, gain = self._awake
-        seen *= LATELY ** math.sqrt(step.requests)  # many tell in few steps as much as few in many
+        # The more requests, the fewer steps tell as much; but rests that are none cost steps, too.
+        seen *= LATELY**step.requests**0.25
         total = seen + plain
         self._awake = total, (seen * gain + step.tokens) / total
         self._since_rest += 1
