@@ -70,9 +70,6 @@ CATCHING_UP = 8
 """Steps behind a rest in which its arrears are fed, which are paid once. Later ones that feed more
 than they have brought are those in which prompts are, and that is what drafting costs, too."""
 
-LASTING = 25
-"""Steps after which a drafter that still pays was no lucky moment's."""
-
 TRIAL = 6.0, 1.25
 """`HOPE` of the steps behind a rest, until which the drafter has to pay for itself."""
 
@@ -112,7 +109,7 @@ class Goodput:
         self._promising = False  # what these say of drafting for all
         self._priced: _Priced | None = None
         self._checks = 0  # steps since the last whose predictions were checked
-        self._since_rest = 0
+        self._since_rest, self._brought = 0, 0.0  # steps, and tokens above those of plain decoding
         self._came = self._forecasts = SURPLUS
         self._forecasted: float | None = None  # tokens of this step's trees above their price
 
@@ -291,26 +288,28 @@ class Goodput:
                 elif not self._probes:
                     self._begin_rest()
             return
+        rate = step.requests / self.costs.plain(step.requests)
+        self._brought += step.tokens - rate * self.costs.seconds(step)
         if self._since_rest < CATCHING_UP:
             step = step._replace(fed=min(step.fed, step.tokens))
-        plain = self.costs.seconds(step) / self.costs.plain(step.requests) * step.requests
+        plain = rate * self.costs.seconds(step)
         seen, gain = self._awake
         # The more requests, the fewer steps tell as much; but rests that are none cost steps, too.
         seen *= LATELY**step.requests**0.25
         total = seen + plain
         self._awake = total, (seen * gain + step.tokens) / total
         self._since_rest += 1
-        if self._since_rest > LASTING:
-            self._next_rest = SHORTEST
         if self._awake[1] < PAYING:
             self._begin_rest()
 
     def _begin_rest(self) -> None:
+        if self._brought > 0:  # arrears included: it was of use, and may soon be again
+            self._next_rest = SHORTEST
         self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST)
 
     def _begin_probing(self) -> None:
         self._probes, self._promising = PROBES, False
-        self._awake, self._since_rest = TRIAL, 0
+        self._awake, self._since_rest, self._brought = TRIAL, 0, 0.0
         for calibration in self._calibrations.values():
             calibration.doubt_less()
 
