@@ -240,6 +240,7 @@ class Controller:
                     draft_s=grown.seconds,
                     verify_s=verified.forward_s,
                     total_s=total_s,
+                    adaptive=any(s.mode == "adaptive" for s in plan.batch),
                 )
             )
 

@@ -54,7 +54,8 @@ OUTLIER = 2.0
 
 class StepWork(NamedTuple):
     """What a step of decoding did, and the seconds that it took. `growth` is None without a draft;
-    `nodes` are all that were verified, roots included."""
+    `nodes` are all that were verified, roots included. `adaptive`: some request leaves its shape to
+    the policy."""
 
     requests: int
     nodes: int
@@ -65,6 +66,7 @@ class StepWork(NamedTuple):
     draft_s: float
     verify_s: float
     total_s: float
+    adaptive: bool = True
 
 
 class VerifyCosts(msgspec.Struct, frozen=True):

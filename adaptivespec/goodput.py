@@ -255,6 +255,8 @@ class Goodput:
         prices, nodes = self._price(step.requests)[2:4]
         self.costs.observe(step)
         self._since_plain = self._since_plain + 1 if step.nodes > step.requests else 0
+        if not step.adaptive:  # it tells what steps cost, not whether drafting pays
+            return
         plain_tokens = self.costs.seconds(step) / self.costs.plain(step.requests) * step.requests
         self._tokens = MEMORY * self._tokens + step.tokens
         self._plain_tokens = MEMORY * self._plain_tokens + plain_tokens

@@ -275,6 +275,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
                 draft_s=grown.seconds,
                 verify_s=verify_s,
                 total_s=seconds.total,
+                adaptive=any(sequence.mode == "adaptive" for sequence in sequences),
             )
         )
         new_seq_lens = batch.seq_lens + walked.accept_lens

@@ -198,6 +198,18 @@ def test_a_drafter_that_becomes_useful_is_used_again() -> None:
     assert sum(drafted > 1 for drafted in late) > 50
 
 
+def test_requests_that_never_draft_say_nothing_of_the_drafter() -> None:
+    policy, others = goodput(), Goodput(GoodputPolicy(LARGEST))
+    for each in (policy, others):
+        World(CPU, disagreeing).run(each, 60)
+    resting = policy.followed
+    plain = CPU.step(1, 1, 1, 0, None)._replace(adaptive=False)
+    for _ in range(2 * LONGEST):
+        policy.stepped(plain)
+    assert policy.followed == resting == 0
+    assert World(CPU, agreeing).run(policy, 8).fed == World(CPU, agreeing).run(others, 8).fed
+
+
 def test_requests_that_ask_for_a_shape_have_no_price() -> None:
     policy = goodput()
     signals = policy.signals()
