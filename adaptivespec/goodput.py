@@ -161,6 +161,7 @@ class Goodput:
     def shapes(self, signals: Sequence[Signals], running: int) -> list[Shape]:
         """The largest shape for requests whose best first child can be worth verifying, if their
         trees together are worth a draft."""
+        self._forecasted = None
         if not signals:
             return []
         prices, fixed = self._price(running).prices, self._theta(running) * self.costs.drafting
@@ -172,7 +173,6 @@ class Goodput:
             fixed += self._theta(running) * self.costs.feeding(running)
             self._promising |= self._surplus * self._forecast(all_alike, running) > fixed
             shapes[int(worth.argmax())] = PROBE
-            self._forecasted = None
             return shapes
         brought = self._forecast(worth, running)
         self._forecasted = brought if len(signals) == running else None
@@ -182,9 +182,9 @@ class Goodput:
 
     def _forecast(self, worth: Floats, running: int) -> float:
         """Tokens that trees bring above their price (see `kernels.forecast`)."""
-        prices, nodes, onward = self._price(running)[-3:]
-        costs = prices.expansion, prices.level, self._largest.depth
-        return kernels.forecast(worth.copy(), nodes, onward, *costs)
+        priced = self._price(running)
+        costs = priced.prices.expansion, priced.prices.level, self._largest.depth
+        return kernels.forecast(worth.copy(), priced.nodes, priced.onward, *costs)
 
     def prices(self, signals: Sequence[Signals | None], running: int) -> Prices:
         """What a drafter is told beside shapes; None: a request that asked for a shape."""
@@ -252,7 +252,7 @@ class Goodput:
 
     def stepped(self, step: StepWork) -> None:
         """Learn from what a step of decoding did and took."""
-        prices, nodes = self._price(step.requests)[2:4]
+        priced = self._price(step.requests)
         self.costs.observe(step)
         self._since_plain = self._since_plain + 1 if step.nodes > step.requests else 0
         if not step.adaptive:  # it tells what steps cost, not whether drafting pays
@@ -266,9 +266,9 @@ class Goodput:
                 self._gained += step.growth.gained
                 self._expanded += step.growth.worth
             if self._forecasted is not None:
-                spent = float(nodes[min(step.nodes - step.requests, NODES[-1])])
-                spent += prices.level * step.growth.passes
-                spent += prices.expansion * step.growth.expanded
+                spent = float(priced.nodes[min(step.nodes - step.requests, NODES[-1])])
+                spent += priced.prices.level * step.growth.passes
+                spent += priced.prices.expansion * step.growth.expanded
                 self._came = LATELY * self._came + step.tokens - step.requests - spent
                 self._forecasts = LATELY * self._forecasts + self._forecasted
                 weight = (1 - LATELY) * SURPLUS

@@ -86,6 +86,7 @@ def greedy(prompt: list[int], max_new_tokens: int) -> list[int]:
         logits = transformers_model()(torch.tensor([prompt + tokens[:-1]])).logits[0]
     assert logits[len(prompt) - 1 :].argmax(-1).tolist() == tokens
     assert len(tokens) == max_new_tokens or tokens[-1] in tokenizer().eos_ids
+    assert tokenizer().eos_ids.isdisjoint(tokens[:-1])
     return tokens
 
 
