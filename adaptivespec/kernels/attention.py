@@ -55,7 +55,7 @@ def attend(
         query = q[row + (first + j) // group, place : place + dim]
         for step in range(dim // per_step):
             for i in range(per_step):
-                panel[step, j, i] = narrow(query[step * per_step + i], like)
+                panel[step, j, i] = narrow(query[step * per_step + i], like, like)
 
     keys = end - key
     if segments[s, MASK] < 0:  # the last query of a chain sees no further
@@ -87,7 +87,7 @@ def attend(
             to = (head * group + query % group) * dim
             share = np.float32(1) / sums[j + i]
             for d in range(dim):
-                out[row + query // group, to + d] = narrow(block[i, d] * share, like)
+                out[row + query // group, to + d] = narrow(block[i, d] * share, like, out[0, 0])
 
 
 @njit(nogil=True)

@@ -13,6 +13,7 @@ from adaptivespec.kernels import attention
 from adaptivespec.kernels.emit import LANES
 from adaptivespec.kernels.linear import PANEL, Array
 from adaptivespec.kernels.products import (
+    FEW_ROWS,
     MOST_ROWS,
     PANELS,
     WIDE_FROM_MEMORY,
@@ -68,7 +69,7 @@ class Buffers(NamedTuple):
     `project` writes to has room for whole panels."""
 
     x: Array  # float32 [T, hidden], the residual stream
-    normed: Array  # [T, widest input]
+    normed: Array  # [T, widest input]; this and the next two: rows of products
     qkv: Array  # float32 [T, (heads + 2 * kv_heads) * head_dim]
     attended: Array  # [T, heads * head_dim]
     gated: Array  # [T, intermediate]
@@ -81,23 +82,24 @@ class Buffers(NamedTuple):
 
 
 @njit(nogil=True)
-def normalise(x: Any, weight: Any, eps: float, out: Any) -> None:
-    """out = x / rms(x) * weight, float32 -> elements, over one row."""
+def normalise(x: Any, weight: Any, eps: float, like: Any, out: Any) -> None:
+    """out = x / rms(x) * weight over one row, float32, rounded to elements like `like`."""
     mean = sum_of_squares(x.ctypes.data, len(x) // LANES) / np.float32(len(x))
     share = np.float32(1) / np.sqrt(mean + np.float32(eps))
     for i in range(len(x)):
-        out[i] = narrow(x[i] * share * weight[i], out[0])
+        out[i] = narrow(x[i] * share * weight[i], like, out[0])
 
 
 @njit(nogil=True)
 def normalise_rows(
-    counters: Counters, phase: int, rows: int, x: Any, weight: Any, eps: float, out: Any, rank: int
-) -> int:
+    counters: Counters, phase: int, rows: int, x: Any, weight: Any, eps: float, like: Any, out: Any,
+    rank: int,
+) -> int:  # fmt: skip
     """A phase: `normalise` for every row."""
     done = 0
     m = claim(counters, phase, rows, rank)
     while m < rows:
-        normalise(x[m], weight, eps, out[m])
+        normalise(x[m], weight, eps, like, out[m])
         done += 1
         m = claim(counters, phase, rows, rank)
     return finish(counters, phase, done, rows)
@@ -115,7 +117,7 @@ def project(
 ) -> int:  # fmt: skip
     """A phase: x @ w.T + bias, and `what` becomes of it. `out` is float32, elements for GATE; its
     rows have room for whole panels."""
-    panels, done, like = len(w), 0, x[0, 0]
+    panels, done, like = len(w), 0, w[0, 0, 0, 0, 0]
     chunks = -(-panels // PANELS)
     from_x, x_stride, from_w, w_stride = x.ctypes.data, x.strides[0], w.ctypes.data, w.strides[0]
     from_bias, temporary, tile_stride = bias.ctypes.data, tile.ctypes.data, tile.strides[0]
@@ -128,7 +130,7 @@ def project(
         m = 0
         while m < rows:
             count = min(MOST_ROWS, rows - m)
-            few = PANELS * count <= MOST_ROWS and last - first == PANELS
+            few = count <= FEW_ROWS and last - first == PANELS
             together = PANELS if few and (WIDE_FROM_MEMORY or m > 0) else 1
             for p in range(first, last, together):
                 place = to + m * stride + p * width
@@ -181,7 +183,7 @@ def _rotate_and_store(
         part = qkv[m, (sizes.heads + head) * dim : (sizes.heads + head + 1) * dim]
         to = arena[head, slot]
         for d in range(dim):
-            to[d] = narrow(part[d], arena[0, 0, 0])
+            to[d] = narrow(part[d], arena[0, 0, 0], arena[0, 0, 0])
 
 
 @njit(nogil=True)
@@ -222,8 +224,9 @@ def run_layer(
         ADD, rank,
     )  # fmt: skip
     phase = normalise_rows(
-        counters, phase, rows, x, layers.mlp_norm[layer], sizes.eps, buffers.normed, rank
-    )
+        counters, phase, rows, x, layers.mlp_norm[layer], sizes.eps, arena[0, 0, 0], buffers.normed,
+        rank,
+    )  # fmt: skip
     phase = project(
         counters, phase, rows, buffers.normed, layers.gate_up[layer], layers.gate_up_bias[layer],
         buffers.gated, tile, GATE, rank,

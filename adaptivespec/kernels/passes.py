@@ -29,7 +29,7 @@ def decode(
 ) -> None:  # fmt: skip
     """tokens int64 [T] -> `final` [T, hidden], normed, and the inputs of the asked layers side by
     side, `aux` [T, len(aux_layers), hidden]. arena: [L, 2 * kv_heads, positions, head_dim]."""
-    rows, x = len(tokens), buffers.x
+    rows, x, like = len(tokens), buffers.x, embedding[0, 0]
     done = 0
     m = claim(counters, 0, rows, rank)
     while m < rows:
@@ -41,7 +41,8 @@ def decode(
         done = 0
         m = claim(counters, phase, rows, rank)
         while m < rows:
-            normalise(x[m], layers.input_norm[layer], sizes.eps, buffers.normed[m, : sizes.hidden])
+            inputs = buffers.normed[m, : sizes.hidden]
+            normalise(x[m], layers.input_norm[layer], sizes.eps, like, inputs)
             for a in range(len(aux_layers)):
                 if aux_layers[a] == layer:
                     _narrow_row(x[m], aux[m, a])
@@ -51,7 +52,7 @@ def decode(
         phase = run_layer(
             counters, phase, layer, rows, sizes, layers, batch, buffers, arena[layer], rank
         )
-    normalise_rows(counters, phase, rows, x, norm, sizes.eps, final, rank)
+    normalise_rows(counters, phase, rows, x, norm, sizes.eps, like, final, rank)
 
 
 @njit(nogil=True, cache=True)
@@ -64,15 +65,15 @@ def head(
     """An EAGLE-3 head: tokens int64 [T], each with the state [T, hidden] before it -> the states
     `out` [T, hidden] after them, those of the rows `wanted` int64 [R] `normed`, and their float32
     logits [R, panels * PANEL] by the packed weights `output`."""
-    rows, width, x = len(tokens), sizes.hidden, buffers.x
+    rows, width, x, like = len(tokens), sizes.hidden, buffers.x, embedding[0, 0]
     done = 0
     m = claim(counters, 0, rows, rank)
     while m < rows:
         inputs = buffers.normed[m]
         _widen_row(embedding[tokens[m]], x[m])
-        normalise(x[m], token_norm, sizes.eps, inputs[:width])
+        normalise(x[m], token_norm, sizes.eps, like, inputs[:width])
         _widen_row(states[m], x[m])
-        normalise(x[m], state_norm, sizes.eps, inputs[width : 2 * width])
+        normalise(x[m], state_norm, sizes.eps, like, inputs[width : 2 * width])
         if residual_normed:
             _widen_row(inputs[width : 2 * width], x[m])
         done += 1
@@ -85,12 +86,15 @@ def head(
         if m < rows:
             _narrow_row(x[m], out[m])
         else:
-            normalise(x[wanted[m - rows]], norm, sizes.eps, normed[m - rows])
+            inputs = buffers.normed[m - rows, :width]
+            normalise(x[wanted[m - rows]], norm, sizes.eps, like, inputs)
+            for i in range(width):
+                normed[m - rows, i] = narrow(widen(inputs[i]), like, like)
         done += 1
         m = claim(counters, phase, chunks, rank)
     phase = finish(counters, phase, done, chunks)
     tile = buffers.tile[rank]
-    project(counters, phase, len(wanted), normed, output, zeros, logits, tile, STORE, rank)
+    project(counters, phase, len(wanted), buffers.normed, output, zeros, logits, tile, STORE, rank)
 
 
 @njit(nogil=True, cache=True)
@@ -104,7 +108,7 @@ def rms_norm(x: Any, weight: Any, eps: float, wide: Any, out: Any) -> None:
     """`normalise` for rows of elements x [R, H], in one thread; `wide`: float32 [H]."""
     for m in range(len(x)):
         _widen_row(x[m], wide)
-        normalise(wide, weight, eps, out[m])
+        normalise(wide, weight, eps, x[0, 0], out[m])
 
 
 @njit(nogil=True)
@@ -116,4 +120,4 @@ def _widen_row(x: Any, out: Any) -> None:
 @njit(nogil=True)
 def _narrow_row(x: Any, out: Any) -> None:
     for i in range(len(out)):
-        out[i] = narrow(x[i], out[0])
+        out[i] = narrow(x[i], out[0], out[0])

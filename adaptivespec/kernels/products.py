@@ -4,15 +4,16 @@ Every result is computed in one order that depends on its own operands alone, no
 or keys there are beside it: so a token has the same bits in a batch, in a tree and alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product as product_of
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba.extending import intrinsic
 
 from adaptivespec.kernels.emit import (
     BYTE,
+    DOT_BF16,
     F32,
     FEATURES,
     I16,
@@ -20,6 +21,7 @@ from adaptivespec.kernels.emit import (
     I64,
     LANES,
     VECTOR,
+    WIDE_ROWS,
     BFloat16,
     Builder,
     Value,
@@ -36,15 +38,16 @@ from adaptivespec.kernels.emit import (
     widened,
 )
 
-_DOT_BF16 = bool(FEATURES.get("avx512bf16"))
 _REGISTERS = 32 if FEATURES.get("avx512f") else 16
 MOST_ROWS = 14 if _REGISTERS == 32 else 4
 """Rows of a product that are computed at once: as many as registers hold, measured."""
+FEW_ROWS = 2 if _REGISTERS == 16 else 6 if WIDE_ROWS else 7
+"""The same of a `wide_product`."""
 MOST_KEYS = 12 if _REGISTERS == 32 else 8
 """Rows of a `narrow_product`."""
 PANELS = 2
-"""Panels of a `wide_product`, whose rows are so many times fewer: with few sums at a time, a
-processor waits for each before it can add the next term."""
+"""Panels of a `wide_product`: with few sums at a time, a processor waits for each before it can add
+the next term."""
 WIDE_FROM_MEMORY = _REGISTERS == 16
 """Whether that is so where weights come from memory, too; else the memory is what is waited for,
 and gives one panel after the other faster than two at once."""
@@ -56,25 +59,54 @@ _AHEAD = 8192
 slower."""
 
 
-def _product(bf16: bool, panels: int, vectors: int, most_rows: int) -> Callable[..., None]:
-    """What the products emit: of `panels` panels with `vectors` vectors of outputs each."""
-    kind, element = vector_of(F32), I32 if bf16 else F32
-    per_step = 2 if bf16 and not _DOT_BF16 else 1
+class _Terms(NamedTuple):
+    """How the elements of one step are multiplied: as so many `terms`, one after the other. `wide`:
+    rows are float32 beside weights in bfloat16."""
 
-    def terms(b: Builder, x: Value) -> list[Value]:
-        """What elements of one step are multiplied as, one after the other."""
-        if not bf16:
-            return [x]
-        if _DOT_BF16:
-            return [b.bitcast(x, ir.VectorType(BFloat16(), 2 * LANES))]
-        low = b.shl(x, constant(vector_of(I32), 16))
-        high = b.and_(x, constant(vector_of(I32), 0xFFFF0000))
-        return [b.bitcast(part, kind) for part in (low, high)]
+    bf16: bool
+    wide: bool
 
-    def add_product(b: Builder, x: Value, w: Value, total: Value) -> Value:
-        if bf16 and _DOT_BF16:
-            return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", kind, total, x, w)
+    @property
+    def dot(self) -> bool:
+        return self.bf16 and DOT_BF16 and not self.wide
+
+    @property
+    def terms(self) -> int:
+        return 2 if self.bf16 and not self.dot else 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row, per step."""
+        return 8 if self.bf16 and self.wide else 4
+
+    def of_row(self, b: Builder, address: Value, k: int) -> Value:
+        """The k-th term of a row's step at `address`, in every lane."""
+        if self.bf16 and self.wide:
+            return splat(b, load(b, b.add(address, I64(4 * k)), F32))
+        return self._term(b, splat(b, load(b, address, I32 if self.bf16 else F32)), k)
+
+    def of_weights(self, b: Builder, address: Value, k: int) -> Value:
+        """The k-th term of a vector of weights."""
+        return self._term(b, load(b, address, vector_of(I32 if self.bf16 else F32)), k)
+
+    def _term(self, b: Builder, x: Value, k: int) -> Value:
+        if not self.bf16:
+            return x
+        if self.dot:
+            return b.bitcast(x, ir.VectorType(BFloat16(), 2 * LANES))
+        kind = vector_of(I32)
+        part = b.and_(x, constant(kind, 0xFFFF0000)) if k else b.shl(x, constant(kind, 16))
+        return b.bitcast(part, vector_of(F32))
+
+    def add(self, b: Builder, x: Value, w: Value, total: Value) -> Value:
+        if self.dot:
+            return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, x, w)
         return fma(b, x, w, total)
+
+
+def _product(terms: _Terms, panels: int, vectors: int, most_rows: int) -> Callable[..., None]:
+    """What the products emit: of `panels` panels with `vectors` vectors of outputs each."""
+    kind = vector_of(F32)
 
     def rows_of(
         b: Builder,
@@ -91,39 +123,34 @@ def _product(bf16: bool, panels: int, vectors: int, most_rows: int) -> Callable[
         starts = [offset(b, x, x_stride, m) for m in range(rows)]
         panel_starts = [offset(b, w, w_stride, p) for p in range(panels)]
         places = [I64(VECTOR * n) for n in range(panels * vectors)]
+        order = _order(rows, panels * vectors, terms.terms, panels > 1)
 
-        order = [*product_of(range(rows), range(panels * vectors), range(per_step))]
-        # So that as few factors as can be are in registers at a time. Of 32, sums take most: a row
-        # after the other, whose factors are then read as they are multiplied. Of 16, few rows' all,
-        # and one vector of weights after the other; else of all the first term, then the second.
-        by_row = _REGISTERS == 32
-        if not by_row:
-            order.sort(key=(lambda mnk: mnk[1:]) if panels > 1 else (lambda mnk: mnk[2]))
-
-        def weights(i: Value) -> Iterator[Value]:
-            """Of one step, vector by vector; later ones are fetched meanwhile."""
+        def weights(i: Value) -> list[Value]:
+            """Where those of one step are, vector by vector; later ones are fetched meanwhile."""
             step, following = b.mul(i, I64(VECTOR * vectors)), b.mul(w_stride, I64(panels))
+            addresses = []
             for start, n in product_of(panel_starts, range(vectors)):
                 address = b.add(start, b.add(step, I64(VECTOR * n)))
-                yield load(b, address, vector_of(element))
+                addresses.append(address)
                 if vectors > 1 and VECTOR * n % _LINE == 0:
                     to, cache = (following, 2) if WIDE_FROM_MEMORY else (I64(_AHEAD), 3)
                     ahead = b.inttoptr(b.add(address, to), BYTE)
                     call(b, "llvm.prefetch.p0", ir.VoidType(), ahead, I32(0), I32(cache), I32(1))
+            return addresses
 
         def body(i: Value, totals: list[Value]) -> list[Value]:
-            def row(m: int) -> list[Value]:
-                at_step = b.add(starts[m], b.mul(i, I64(4)))
-                return terms(b, splat(b, load(b, at_step, element)))
-
-            xs = {} if by_row else {m: row(m) for m in range(rows)}
-            ws = [terms(b, vector) for vector in weights(i)]
+            step = b.mul(i, I64(terms.row_bytes))
+            rows_at, weights_at = [b.add(start, step) for start in starts], weights(i)
+            xs: dict[tuple[int, int], Value] = {}
+            ws: dict[tuple[int, int], Value] = {}
             totals = list(totals)
             for m, n, k in order:
-                if m not in xs:
-                    xs[m] = row(m)
-                at = m * len(ws) + n
-                totals[at] = add_product(b, xs[m][k], ws[n][k], totals[at])
+                if (n, k) not in ws:
+                    ws[n, k] = terms.of_weights(b, weights_at[n], k)
+                if (m, k) not in xs:
+                    xs[m, k] = terms.of_row(b, rows_at[m], k)
+                at = m * len(weights_at) + n
+                totals[at] = terms.add(b, xs[m, k], ws[n, k], totals[at])
             return totals
 
         biases = [load(b, b.add(bias, place), kind) for place in places]
@@ -145,7 +172,17 @@ def _product(bf16: bool, panels: int, vectors: int, most_rows: int) -> Callable[
     return emit
 
 
-def _intrinsic(panels: int, vectors: int, most_rows: int) -> Any:
+def _order(rows: int, vectors: int, terms: int, few: bool) -> list[tuple[int, int, int]]:
+    """Of the products of rows, vectors of weights and terms, so that as little as can be is in
+    registers at a time. Of 32, sums take most: a term after the other, and a row after the other,
+    whose factors are then read as they are multiplied. Of 16 it is the same, but of few rows all
+    factors are kept, and a vector of weights comes after the other."""
+    order = [*product_of(range(rows), range(vectors), range(terms))]
+    order.sort(key=(lambda mnk: mnk[1:]) if few and _REGISTERS == 16 else (lambda mnk: mnk[2]))
+    return order
+
+
+def _intrinsic(panels: int, vectors: int, most_rows: int, wide: bool) -> Any:
     @intrinsic
     def made(
         typing: Any,
@@ -160,22 +197,24 @@ def _intrinsic(panels: int, vectors: int, most_rows: int) -> Any:
         out_stride: Any,
         steps: Any,
     ) -> Any:
-        return code_for(like, lambda bf16: _product(bf16, panels, vectors, most_rows), 9)
+        return code_for(
+            like, lambda bf16: _product(_Terms(bf16, wide), panels, vectors, most_rows), 9
+        )
 
     return made
 
 
-product = _intrinsic(1, 2, MOST_ROWS)
+product = _intrinsic(1, 2, MOST_ROWS, WIDE_ROWS)
 """out[m, n] = bias[n] + sum over k of x[m, k] * w[k, n], float32, for `rows` <= MOST_ROWS rows and
-2 * LANES outputs. x: rows of elements. w: at every step the elements of every output, lane by lane.
-A step is one k in float32, a pair of them in bfloat16. `w_stride`: bytes from a panel of weights to
-the next."""
+2 * LANES outputs. x: rows of elements, or of float32 if WIDE_ROWS. w: at every step the elements of
+every output, lane by lane. A step is one k in float32, a pair of them in bfloat16. `w_stride`:
+bytes from a panel of weights to the next."""
 
-wide_product = _intrinsic(PANELS, 2, MOST_ROWS // PANELS)
-"""`product` for PANELS panels, whose biases and outputs are side by side, and MOST_ROWS // PANELS
-rows at most."""
+wide_product = _intrinsic(PANELS, 2, FEW_ROWS, WIDE_ROWS)
+"""`product` for PANELS panels, whose biases and outputs are side by side, and FEW_ROWS rows at
+most."""
 
-narrow_product = _intrinsic(1, 1, MOST_KEYS)
+narrow_product = _intrinsic(1, 1, MOST_KEYS, wide=False)
 """`product` for LANES outputs of one panel, and up to MOST_KEYS rows."""
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adaptivespec.engine.cache import KVCache
 from adaptivespec.kernels import attention, passes
-from adaptivespec.kernels.emit import LANES
+from adaptivespec.kernels.emit import LANES, WIDE_ROWS
 from adaptivespec.kernels.layer import PHASES, Batch, Buffers, Layers, Sizes
 from adaptivespec.kernels.linear import PANEL, Array, as_array, packed
 from adaptivespec.kernels.products import MOST_ROWS, PANELS, QUERIES
@@ -57,7 +57,8 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         out = torch.empty((len(x), len(self.bias)))
-        arrays = as_array(x.contiguous()), self.weight, self.bias, out.numpy(), self._tile
+        rows = x.float() if WIDE_ROWS else x
+        arrays = as_array(rows.contiguous()), self.weight, self.bias, out.numpy(), self._tile
         self._team.run(passes.linear, self._counters, *arrays)
         return out[:, : self.out]
 
@@ -146,19 +147,19 @@ class Stack:
         def wide(*shape: int) -> Array:
             return np.zeros(shape, np.float32)
 
-        def narrow(*shape: int) -> Array:
-            return np.zeros(shape, kind)
+        def factors(*shape: int) -> Array:
+            return np.zeros(shape, np.float32 if WIDE_ROWS else kind)
 
         return Buffers(
             x=wide(rows, _panels(s.hidden))[:, : s.hidden],
-            normed=narrow(rows, self._widest),
+            normed=factors(rows, self._widest),
             qkv=wide(rows, _panels((s.heads + 2 * s.kv_heads) * s.head_dim)),
-            attended=narrow(rows, s.heads * s.head_dim),
-            gated=narrow(rows, s.intermediate),
+            attended=factors(rows, s.heads * s.head_dim),
+            gated=factors(rows, s.intermediate),
             tile=wide(threads, MOST_ROWS, PANELS * PANEL),
             zeros=wide(LANES),
             scores=wide(threads, keys, LANES),
-            panel=narrow(threads, s.head_dim // per_step, LANES, per_step),
+            panel=np.zeros((threads, s.head_dim // per_step, LANES, per_step), kind),
             sums=wide(threads, LANES),
             block=wide(threads, QUERIES, s.head_dim),
         )

@@ -14,6 +14,7 @@ from adaptivespec.kernels.emit import (
     I64,
     LANES,
     VECTOR,
+    WIDE_ROWS,
     Builder,
     Value,
     code,
@@ -41,13 +42,16 @@ def widen(typing: Any, x: Any) -> Any:
 
 
 @intrinsic
-def narrow(typing: Any, x: Any, like: Any) -> Any:
-    """A float32 as an element like `like`."""
+def narrow(typing: Any, x: Any, like: Any, to: Any) -> Any:
+    """A float32, rounded to what an element like `like` can be, as one like `to`."""
 
     def generate(context: Any, b: Builder, signature: Any, args: Any) -> Value:
-        return narrowed(b, args[0]) if like == types.uint16 else args[0]
+        if like != types.uint16:
+            return args[0]
+        bits = narrowed(b, args[0])
+        return bits if to == types.uint16 else widened(b, bits)
 
-    return like(types.float32, like), generate
+    return to(types.float32, like, to), generate
 
 
 @intrinsic
@@ -105,7 +109,8 @@ def add_rows(typing: Any, rows: Any, x: Any, x_stride: Any, out: Any, out_stride
 def gate_rows(
     typing: Any, like: Any, rows: Any, x: Any, x_stride: Any, out: Any, out_stride: Any
 ) -> Any:
-    """out [rows, LANES] = silu(g) * u of float32 rows x [rows, 2 * LANES], g and u."""
+    """out [rows, LANES] = silu(g) * u of float32 rows x [rows, 2 * LANES], g and u; as rows of a
+    product with weights like `like`."""
     kind = vector_of(F32)
 
     def emit(bf16: bool) -> Callable[..., None]:
@@ -120,7 +125,10 @@ def gate_rows(
                 sigmoid = b.fdiv(one, b.fadd(one, exponential(b, b.fneg(g))))
                 value = b.fmul(b.fmul(g, sigmoid), up)
                 to = b.add(out, b.mul(out_stride, i))
-                store(b, narrowed(b, value) if bf16 else value, to)
+                if bf16:
+                    bits = narrowed(b, value)
+                    value = widened(b, bits) if WIDE_ROWS else bits
+                store(b, value, to)
                 return []
 
             loop(b, rows, [], body)
