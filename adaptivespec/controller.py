@@ -229,6 +229,7 @@ class Controller:
             sequence.tally.seconds += rest
         self.times.append(so_far + rest)
         if not chunks:
+            adaptive = [s for s in plan.batch if s.mode == "adaptive"]
             self._policy.stepped(
                 StepWork(
                     requests=len(plan.batch),
@@ -240,7 +241,8 @@ class Controller:
                     draft_s=grown.seconds,
                     verify_s=verified.forward_s,
                     total_s=total_s,
-                    adaptive=any(s.mode == "adaptive" for s in plan.batch),
+                    adaptive=bool(adaptive),
+                    behind=sum(s.behind for s in adaptive if s.id in self._running),
                 )
             )
 

@@ -55,7 +55,7 @@ OUTLIER = 2.0
 class StepWork(NamedTuple):
     """What a step of decoding did, and the seconds that it took. `growth` is None without a draft;
     `nodes` are all that were verified, roots included. `adaptive`: some request leaves its shape to
-    the policy."""
+    the policy; `behind`: tokens of such requests that the drafter has yet to be fed."""
 
     requests: int
     nodes: int
@@ -67,6 +67,7 @@ class StepWork(NamedTuple):
     verify_s: float
     total_s: float
     adaptive: bool = True
+    behind: int = 0
 
 
 class VerifyCosts(msgspec.Struct, frozen=True):

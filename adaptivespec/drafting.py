@@ -86,6 +86,11 @@ class DraftedSequence:
         return self.mode != "off"
 
     @property
+    def behind(self) -> int:
+        """Tokens that the drafter lacks."""
+        return len(self.tokens) - self.fed
+
+    @property
     def ready(self) -> bool:
         """Whether the drafter holds every token and has something to propose."""
         return self.fed == len(self.tokens) and self.signals.confidence > 0

@@ -56,11 +56,14 @@ PROBE = Shape(1, 1, 2)
 """What one request drafts after a rest, whatever it is worth: the cheapest way to learn. The others
 are not even fed, for what a drafter has missed is as much work as if it had not rested."""
 
-PROBES = 2
-"""Steps that probe after a rest, until something is accepted and drafting for all promises to pay;
-if that does not come, it goes on resting."""
+PROBES = 3
+"""Steps that probe after a rest. If nothing of theirs is accepted, or drafting for all does not
+promise to pay, it goes on resting."""
 
-SHORTEST, LONGEST = 8, 512
+STAY = 64
+"""Steps in which what the requests have missed has to pay for being fed: then others are there."""
+
+SHORTEST, LONGEST = 16, 512
 """Steps of a rest."""
 
 PAYING = 1.02
@@ -106,7 +109,8 @@ class Goodput:
         self._awake = HOPE  # plain tokens since the last rest, and the gain over them
         self._rest, self._next_rest = 0, SHORTEST
         self._probes = 0  # steps that are yet to probe
-        self._promising = False  # what these say of drafting for all
+        self._accepted = False  # whether anything of those was
+        self._promise = 0.0  # tokens above plain ones that each is thought to bring if all draft
         self._priced: _Priced | None = None
         self._checks = 0  # steps since the last whose predictions were checked
         self._since_rest, self._brought = 0, 0.0  # steps, and tokens above those of plain decoding
@@ -170,8 +174,9 @@ class Goodput:
         if self._probes:
             # Those who do not listen may be as good as the one who does, and cost as much to feed.
             all_alike = np.full(running, worth.max())
-            fixed += self._theta(running) * self.costs.feeding(running)
-            self._promising |= self._surplus * self._forecast(all_alike, running) > fixed
+            brought = max(self._surplus * self._forecast(all_alike, running) - fixed, 0.0)
+            brought -= self._theta(running) * self.costs.feeding(running)
+            self._promise += brought / PROBES
             shapes[int(worth.argmax())] = PROBE
             return shapes
         brought = self._forecast(worth, running)
@@ -285,10 +290,13 @@ class Goodput:
         if self._probes:
             if step.growth is not None:
                 self._probes -= 1
-                if step.tokens > step.requests and self._promising:
-                    self._probes = 0
-                elif not self._probes:
-                    self._begin_rest()
+                self._accepted |= step.tokens > step.requests
+                if not self._probes:
+                    arrears = self._theta(step.requests) * self.costs.feeding(step.behind)
+                    if self._accepted and self._promise * STAY > arrears:
+                        self._wake(step.requests)
+                    else:
+                        self._begin_rest()
             return
         rate = step.requests / self.costs.plain(step.requests)
         self._brought += step.tokens - rate * self.costs.seconds(step)
@@ -310,10 +318,14 @@ class Goodput:
         self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST)
 
     def _begin_probing(self) -> None:
-        self._probes, self._promising = PROBES, False
-        self._awake, self._since_rest, self._brought = TRIAL, 0, 0.0
+        self._probes, self._accepted, self._promise = PROBES, False, 0.0
+        self._brought = 0.0
         for calibration in self._calibrations.values():
             calibration.doubt_less()
+
+    def _wake(self, requests: int) -> None:
+        seen, gain = TRIAL
+        self._awake, self._since_rest = (seen * requests**0.5, gain), 0
 
 
 def expected_onward(price: float) -> Floats:

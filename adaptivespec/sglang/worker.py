@@ -276,6 +276,7 @@ class AdaptiveSpecWorker(BaseSpecWorker):
                 verify_s=verify_s,
                 total_s=seconds.total,
                 adaptive=any(sequence.mode == "adaptive" for sequence in sequences),
+                behind=sum(s.behind for s in sequences if s.mode == "adaptive"),
             )
         )
         new_seq_lens = batch.seq_lens + walked.accept_lens
