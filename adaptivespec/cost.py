@@ -1,17 +1,17 @@
 """What steps cost on this machine, learned from what they take.
 
 What verifying takes is a curve over the rows of the pass: flat while memory is the limit, a
-staircase where rows are multiplied in blocks, then a line. Every size keeps how it compares to a
-middling machine's, and all follow one scale, which is how fast the machine is at present: so a
-load, or a longer context, found out at one size holds for the others. The other parts of a step are
-linear, by least squares over recent steps: drafting by passes and expanded nodes, feeding the
-drafter by tokens, what remains by whether there was a draft. Nothing has to be measured before the
-first request; a profile (see `profile.py`) makes the first steps as good as later ones.
+staircase where rows are multiplied in blocks, then a line. What is learned is how this machine
+differs from a middling one's curve: at every size, which stays, and altogether, which is how fast
+it is at present: so a load, or a longer context, found out at one size holds for the others. The
+other parts of a step are linear, by least squares over recent steps: drafting by passes and
+expanded nodes, feeding the drafter by tokens, what remains by whether there was a draft. Nothing
+has to be measured before the first request; a profile (see `profile.py`) makes the first steps as
+good as later ones.
 """
 
+import math
 import operator
-import statistics
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,10 +27,7 @@ MEMORY = 0.99
 """What an observation still weighs when the next one of its part has come."""
 
 MEASURED = 5.0
-"""Observations that a measurement beforehand is worth."""
-
-LATELY = 9
-"""Passes whose median sets the scale: a context grows, and others use the machine."""
+"""Observations that a measurement of drafting beforehand is worth."""
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512)
 """Rows of a pass at which its cost is known; it is linear between."""
@@ -39,8 +36,27 @@ STEADY = 0.1
 """Part of a plain pass by which the cost of more rows has to rise, for another slope than expected
 to be half believed."""
 
-SURE = 50.0
-"""Observations of a size after which the next ones are as good as those before."""
+DOUBT = 0.2
+"""How much more or less than expected a size may differ from this machine than the next smaller one
+does: a standard deviation, like all that follow, of the logarithm of seconds."""
+
+MEASURED_DOUBT = 0.05
+"""The same where both were measured."""
+
+REQUESTS_DOUBT = 0.05
+"""The same of twice as many requests with the same rows: attention is by request."""
+
+NOISE, LEAST_NOISE = 0.05, 0.02
+"""Of one pass: at first, and at least; it is taken from how passes surprise."""
+
+SURPRISES = 0.95
+"""What a surprise still weighs when the next one has come."""
+
+DRIFT = 0.01
+"""Of what changes altogether from one pass to the next."""
+
+AGING = 1e-4
+"""Part of its first variance by which a size is less certain after each pass."""
 
 WORTH = 2.0
 """Steps that the ratios of a middling machine are worth, each."""
@@ -130,17 +146,33 @@ class Line:
 
 
 class Staircase:
-    """seconds of a pass by its rows: `expected` at every ROWS, times how this machine differs from
-    it at that size, times the scale."""
+    """seconds of a pass by its rows: `expected` at every ROWS, times how this machine differs.
 
-    def __init__(self, expected: Floats) -> None:
+    The logarithm of that factor is a sum: of what holds for all passes at present, of the size, and
+    of the requests, by the logarithm of their number. A Kalman filter tells them apart. The first
+    does a random walk; sizes are what a random walk over ROWS may be, so that one differs like its
+    neighbours until it is known. Without that, a run of large trees would be taken for a slow
+    machine, and plain decoding, which it has not seen for long, for as slow.
+    """
+
+    def __init__(self, expected: Floats, doubt: float | Floats = DOUBT) -> None:
+        """`doubt`: DOUBT at each of ROWS."""
+        self._expected = expected
         self._curve = expected
         self._rising = _rising(expected)
-        self._seen = np.zeros_like(expected)
-        self._ratios = deque([1.0], LATELY)  # to the curve
-        self._scale = 1.0
-        self._shape = np.ones_like(expected)
-        self._expected = expected
+        self._first, self._last = len(ROWS) - 1, 0  # of ROWS that were seen
+        self._scale, self._by_request = 1.0, 0.0
+        variances = np.full(len(ROWS), np.square(doubt))
+        variances[0] = 0.0  # it differs as the whole does
+        walk = np.cumsum(variances)
+        sizes = np.minimum(walk[:, None], walk)
+        self._prior = np.zeros((len(ROWS) + 2, len(ROWS) + 2))  # the whole, requests, sizes
+        self._prior[1, 1] = REQUESTS_DOUBT**2
+        self._prior[2:, 2:] = sizes
+        self._variance = self._prior.copy()
+        self._variance[0, 0] = 1.0
+        self._noise = NOISE**2
+        self._mean = np.zeros(len(self._prior))
 
     @classmethod
     def measured(cls, costs: VerifyCosts) -> "Staircase":
@@ -148,49 +180,56 @@ class Staircase:
         rows, seconds = np.array(costs.rows), np.array(costs.seconds)
         slope = (seconds[-1] - seconds[0]) / max(rows[-1] - rows[0], 1)
         beyond = np.maximum(np.array(ROWS) - rows[-1], 0) * max(slope, 0.0)
-        curve = cls(np.interp(ROWS, rows, seconds) + beyond)
-        curve._seen[np.isin(ROWS, rows)] = MEASURED
-        return curve
+        doubt = np.where(np.array(ROWS) <= rows[-1], MEASURED_DOUBT, DOUBT)
+        return cls(np.interp(ROWS, rows, seconds) + beyond, doubt)
 
-    def seconds(self, rows: int) -> float:
+    def seconds(self, rows: int, requests: int) -> float:
         """What a pass of so many rows takes: no less than one of fewer."""
-        return self._scale * self._rising[min(rows, ROWS[-1])]
+        scale = self._scale * math.exp(self._by_request * math.log2(requests))
+        return scale * self._rising[min(rows, ROWS[-1])]
 
-    def beyond(self, rows: int, counts: Sequence[int]) -> list[float]:
-        """What passes of so many rows more take longer."""
-        seconds = self.seconds(rows)
-        return [self.seconds(rows + count) - seconds for count in counts]
+    def beyond(self, requests: int, counts: Sequence[int]) -> list[float]:
+        """What passes take longer with so many rows beside one for every request."""
+        seconds = self.seconds(requests, requests)
+        return [self.seconds(requests + count, requests) - seconds for count in counts]
 
-    def observe(self, seconds: float, rows: int) -> None:
+    def observe(self, seconds: float, rows: int, requests: int) -> None:
         """Take note of one pass, for `solve`."""
         above = min(int(np.searchsorted(ROWS, rows)), len(ROWS) - 1)
         below = max(above - 1, 0)
         reach = ROWS[above] - ROWS[below]
         share = min((rows - ROWS[below]) / reach, 1.0) if reach else 1.0
-        ratio = seconds / float(np.interp(rows, ROWS, self._curve))
-        if self._seen[above] and (share == 1 or self._seen[below]):
-            self._ratios.append(ratio)
-            self._scale = statistics.median(self._ratios)
-            ratio = min(max(ratio, self._scale / OUTLIER), self._scale * OUTLIER)
-        for knot, weight in ((below, 1 - share), (above, share)):
-            if weight:
-                self._seen[knot] = min(self._seen[knot] + weight, SURE)
-                self._shape[knot] *= (ratio / self._scale) ** (weight / self._seen[knot])
+        seen = above if share == 1 else below
+        self._first, self._last = min(self._first, seen), max(self._last, seen)
+        parts = np.zeros(len(self._mean))
+        parts[0], parts[1] = 1.0, math.log2(requests)
+        parts[2 + below] += 1 - share
+        parts[2 + above] += share
+
+        self._variance += AGING * self._prior
+        self._variance[0, 0] += DRIFT**2
+        covariance = self._variance @ parts
+        gain = covariance / (parts @ covariance + self._noise)
+        surprise = math.log(seconds / float(np.interp(rows, ROWS, self._expected)))
+        surprise -= float(parts @ self._mean)
+        bound = math.log(OUTLIER)
+        surprise = min(max(surprise, -bound), bound)
+        self._mean += gain * surprise
+        self._variance -= gain[:, None] * covariance
+        noise = SURPRISES * self._noise + (1 - SURPRISES) * surprise**2
+        self._noise = max(noise, LEAST_NOISE**2)
 
     def solve(self) -> None:
-        """Learn from what was observed. What was never seen differs from what was expected as its
-        neighbours do; beyond all that was seen, the slope differs as it did up to there."""
-        seen = self._seen.nonzero()[0]
-        everywhere = np.arange(len(ROWS))
-        self._shape = np.interp(everywhere, seen, self._shape[seen])
-        self._curve = self._expected * self._shape
-        first, last = seen[0], seen[-1]
+        """Learn from what was observed. Beyond all that was seen, the slope differs as it did up to
+        there."""
+        self._scale, self._by_request = math.exp(self._mean[0]), float(self._mean[1])
+        self._curve = self._expected * np.exp(self._mean[2:])
+        first, last = self._first, self._last
         doubt = STEADY * self._expected[0]
         rise = max(self._curve[last] - self._curve[first], 0.0) + doubt
         steepness = rise / (self._expected[last] - self._expected[first] + doubt)
         beyond = self._expected[last:] - self._expected[last]
         self._curve[last:] = self._curve[last] + steepness * beyond
-        self._shape[last:] = self._curve[last:] / self._expected[last:]
         self._rising = _rising(self._curve)
 
 
@@ -241,8 +280,8 @@ class CostModel:
 
     def _learn(self, step: StepWork) -> None:
         if not self._begun:
-            self._begin(step.verify_s / self._verify.seconds(step.nodes))
-        self._verify.observe(step.verify_s, step.nodes)
+            self._begin(step.verify_s / self._verify.seconds(step.nodes, step.requests))
+        self._verify.observe(step.verify_s, step.nodes, step.requests)
         if step.growth is not None:
             work = 1, step.growth.passes, step.growth.expanded
             self._draft.observe(_believed(step.draft_s, self._draft.seconds(*work)), *work)
@@ -254,7 +293,7 @@ class CostModel:
 
     def seconds(self, step: StepWork) -> float:
         """What such a step is expected to take."""
-        seconds = self._verify.seconds(step.nodes)
+        seconds = self._verify.seconds(step.nodes, step.requests)
         seconds += self._rest.seconds(1, step.growth is not None)
         if step.growth is not None:
             seconds += self._draft.seconds(1, step.growth.passes, step.growth.expanded)
@@ -262,7 +301,7 @@ class CostModel:
 
     def plain(self, requests: int) -> float:
         """Seconds of a step that drafts nothing and feeds nobody."""
-        return self._verify.seconds(requests) + self._rest.seconds(1, 0)
+        return self._verify.seconds(requests, requests) + self._rest.seconds(1, 0)
 
     def feeding(self, tokens: int) -> float:
         """Seconds to tell the drafter so many tokens."""

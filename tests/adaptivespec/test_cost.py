@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adaptivespec.cost import CostModel, Line, StepWork
+from adaptivespec.cost import CostModel, Line, StepWork, VerifyCosts
 from adaptivespec.pricing import Growth
 from tests.adaptivespec.machine import CPU, GPU, Machine
 
@@ -78,6 +78,37 @@ def test_it_follows_a_machine_that_slows_down_and_ignores_a_stall() -> None:
     observe(costs, Machine(*(2 * part for part in CPU)), 200)
     assert costs.plain(1) == pytest.approx(2 * CPU.step(1, 1, 0, 0, None).total_s, rel=0.1)
     assert costs.nodes(1, [10])[0] == pytest.approx(20 * CPU.node, rel=0.3)
+
+
+@pytest.mark.parametrize("phase", [30, 200])
+def test_long_runs_of_one_size_are_not_taken_for_a_slow_machine(phase: int) -> None:
+    """Trees cost more than was measured beforehand; the machine drifts."""
+    costs = CostModel()
+    costs.profiled(VerifyCosts([1, 8, 16, 32], [10.0, 11.0, 12.0, 14.0]), None)
+    random = np.random.default_rng(0)
+    for run in range(8):
+        speed = random.uniform(0.8, 1.25)
+        for _ in range(phase):
+            noise = speed * np.exp(0.1 * random.standard_normal())
+            work = StepWork(1, 1, 1, 0, 0.0, None, 0.0, 10.0 * noise, 10.0 * noise)
+            if run % 2:
+                tree = {"nodes": 16, "growth": Growth(3, 9), "draft_s": 5.0}
+                work = work._replace(verify_s=30.0 * noise, total_s=30.0 * noise + 5.0, **tree)
+            costs.observe(work)
+        if run > 2:
+            assert costs.nodes(1, [15])[0] / costs.plain(1) == pytest.approx(2.0, rel=0.2)
+            assert costs.plain(1) == pytest.approx(10 * speed, rel=0.15)
+
+
+def test_requests_cost_something_beside_their_rows() -> None:
+    costs = CostModel()
+    one = StepWork(1, 8, 3, 0, 0.0, None, 0.0, 10.0, 10.0)
+    for _ in range(40):
+        costs.observe(one._replace(nodes=1, verify_s=8.0, total_s=8.0))
+        costs.observe(one)
+        costs.observe(one._replace(requests=8, verify_s=14.0, total_s=14.0))
+    assert costs.plain(8) == pytest.approx(14.0, rel=0.05)
+    assert costs.plain(1) + costs.nodes(1, [7])[0] == pytest.approx(10.0, rel=0.05)
 
 
 def test_what_was_never_varied_keeps_its_prior() -> None:
