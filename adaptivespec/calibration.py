@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptivespec.kernels import worth
+from adaptivespec.monotone import monotone
 from adaptivespec.pricing import KNOTS, LOWEST, SPACING, Curve
 from adaptivespec.tree import DraftTrees
 
@@ -119,20 +120,6 @@ class Calibration:
         tallies = self._prior, self._seen, self._accepted, self._trust
         worth.count(logprobs, first, accepted, *tallies, LOWEST, SPACING, MEMORY, LATELY)
         self._count, self._new = self._count + len(logprobs), self._new + len(logprobs)
-
-
-def monotone(values: Floats, weights: Floats) -> Floats:
-    """The non-decreasing values nearest to `values` [n] in weighted squares: adjacent violators are
-    pooled."""
-    blocks: list[tuple[float, float, int]] = []
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        count = 1
-        while blocks and blocks[-1][0] >= value:
-            mean, mass, size = blocks.pop()
-            value = (mean * mass + value * weight) / (mass + weight)
-            weight, count = mass + weight, count + size
-        blocks.append((value, weight, count))
-    return np.concatenate([np.full(count, value) for value, _, count in blocks])
 
 
 class Bin(NamedTuple):

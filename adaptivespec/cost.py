@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptivespec.monotone import monotone
 from adaptivespec.pricing import Growth
 
 Floats = NDArray[np.float64]
@@ -52,8 +53,9 @@ NOISE, LEAST_NOISE = 0.05, 0.02
 SURPRISES = 0.95
 """What a surprise still weighs when the next one has come."""
 
-DRIFT = 0.01
-"""Of what changes altogether from one pass to the next."""
+DRIFT, JUMP = 0.01, 0.15
+"""Of what changes altogether from one pass to the next, and the part of the last surprise that it
+may do so besides: several in a row are another speed, one alone is a stall."""
 
 AGING = 1e-4
 """Part of its first variance by which a size is less certain after each pass."""
@@ -159,7 +161,7 @@ class Staircase:
         """`doubt`: DOUBT at each of ROWS."""
         self._expected = expected
         self._curve = expected
-        self._rising = _rising(expected)
+        self._seconds = _all_rows(expected)
         self._first, self._last = len(ROWS) - 1, 0  # of ROWS that were seen
         self._scale, self._by_request = 1.0, 0.0
         variances = np.full(len(ROWS), np.square(doubt))
@@ -171,7 +173,7 @@ class Staircase:
         self._prior[2:, 2:] = sizes
         self._variance = self._prior.copy()
         self._variance[0, 0] = 1.0
-        self._noise = NOISE**2
+        self._noise, self._jump = NOISE**2, 0.0
         self._mean = np.zeros(len(self._prior))
 
     @classmethod
@@ -186,7 +188,7 @@ class Staircase:
     def seconds(self, rows: int, requests: int) -> float:
         """What a pass of so many rows takes: no less than one of fewer."""
         scale = self._scale * math.exp(self._by_request * math.log2(requests))
-        return scale * self._rising[min(rows, ROWS[-1])]
+        return scale * self._seconds[min(rows, ROWS[-1])]
 
     def beyond(self, requests: int, counts: Sequence[int]) -> list[float]:
         """What passes take longer with so many rows beside one for every request."""
@@ -207,7 +209,7 @@ class Staircase:
         parts[2 + above] += share
 
         self._variance += AGING * self._prior
-        self._variance[0, 0] += DRIFT**2
+        self._variance[0, 0] += DRIFT**2 + self._jump**2
         covariance = self._variance @ parts
         gain = covariance / (parts @ covariance + self._noise)
         surprise = math.log(seconds / float(np.interp(rows, ROWS, self._expected)))
@@ -218,25 +220,26 @@ class Staircase:
         self._variance -= gain[:, None] * covariance
         noise = SURPRISES * self._noise + (1 - SURPRISES) * surprise**2
         self._noise = max(noise, LEAST_NOISE**2)
+        self._jump = JUMP * surprise
 
     def solve(self) -> None:
         """Learn from what was observed. Beyond all that was seen, the slope differs as it did up to
         there."""
         self._scale, self._by_request = math.exp(self._mean[0]), float(self._mean[1])
-        self._curve = self._expected * np.exp(self._mean[2:])
+        variance = self._variance[0, 0] + 2 * self._variance[0, 2:] + np.diag(self._variance)[2:]
+        self._curve = monotone(self._expected * np.exp(self._mean[2:]), 1 / variance)
         first, last = self._first, self._last
         doubt = STEADY * self._expected[0]
         rise = max(self._curve[last] - self._curve[first], 0.0) + doubt
         steepness = rise / (self._expected[last] - self._expected[first] + doubt)
         beyond = self._expected[last:] - self._expected[last]
         self._curve[last:] = self._curve[last] + steepness * beyond
-        self._rising = _rising(self._curve)
+        self._seconds = _all_rows(self._curve)
 
 
-def _rising(curve: Floats) -> list[float]:
-    """A curve over ROWS at 0, 1, 2, ... rows, which nowhere falls."""
-    rows = np.arange(ROWS[-1] + 1)
-    return np.interp(rows, ROWS, np.maximum.accumulate(curve)).tolist()
+def _all_rows(curve: Floats) -> list[float]:
+    """A curve over ROWS at 0, 1, 2, ... rows."""
+    return np.interp(np.arange(ROWS[-1] + 1), ROWS, curve).tolist()
 
 
 class CostModel:

@@ -10,13 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptivespec.calibration import (
-    Calibration,
-    Reliability,
-    accepted_nodes,
-    monotone,
-    outcomes,
-)
+from adaptivespec.calibration import Calibration, Reliability, accepted_nodes, outcomes
 from adaptivespec.pricing import KNOTS, LOWEST, SPACING
 from tests.adaptivespec.trees import Tree, batch, trees
 
@@ -87,19 +81,6 @@ def test_curves_are_probabilities_grow_with_q_and_prefer_the_best_child(
         assert all(0 < value <= 1 for value in values)
         assert all(a <= b + 1e-12 for a, b in pairwise(values))
     assert all(o <= f + 1e-12 for f, o in zip(curve.first, curve.other, strict=True))
-
-
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.1, 9)), min_size=1, max_size=7))
-def test_monotone_is_the_nearest_non_decreasing_sequence(pairs: list[tuple[float, float]]) -> None:
-    """The min-max formula of isotonic regression."""
-    values, weights = (np.array(column) for column in zip(*pairs, strict=True))
-    n = len(values)
-
-    def mean(i: int, j: int) -> float:
-        return float(np.average(values[i : j + 1], weights=weights[i : j + 1]))
-
-    expected = [max(min(mean(i, j) for j in range(k, n)) for i in range(k + 1)) for k in range(n)]
-    np.testing.assert_allclose(monotone(values, weights), expected, atol=1e-9)
 
 
 @given(trees(), st.data())

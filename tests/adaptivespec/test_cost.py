@@ -92,8 +92,8 @@ def test_long_runs_of_one_size_are_not_taken_for_a_slow_machine(phase: int) -> N
             noise = speed * np.exp(0.1 * random.standard_normal())
             work = StepWork(1, 1, 1, 0, 0.0, None, 0.0, 10.0 * noise, 10.0 * noise)
             if run % 2:
-                tree = {"nodes": 16, "growth": Growth(3, 9), "draft_s": 5.0}
-                work = work._replace(verify_s=30.0 * noise, total_s=30.0 * noise + 5.0, **tree)
+                work = work._replace(nodes=16, verify_s=30.0 * noise, total_s=30.0 * noise + 5.0)
+                work = work._replace(growth=Growth(3, 9), draft_s=5.0)
             costs.observe(work)
         if run > 2:
             assert costs.nodes(1, [15])[0] / costs.plain(1) == pytest.approx(2.0, rel=0.2)
