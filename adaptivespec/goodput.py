@@ -64,7 +64,8 @@ STAY = 64
 """Steps in which what the requests have missed has to pay for being fed: then others are there."""
 
 SHORTEST, LONGEST = 16, 512
-"""Steps of a rest."""
+"""Steps of a rest. The shortest is with one request; what several are like together changes more
+slowly, by the root of their number."""
 
 PAYING = 1.02
 """Gain over plain decoding below which the drafter rests: costs are not known better than that."""
@@ -296,7 +297,7 @@ class Goodput:
                     if self._accepted and self._promise * STAY > arrears:
                         self._wake(step.requests)
                     else:
-                        self._begin_rest()
+                        self._begin_rest(step.requests)
             return
         rate = step.requests / self.costs.plain(step.requests)
         self._brought += step.tokens - rate * self.costs.seconds(step)
@@ -310,12 +311,14 @@ class Goodput:
         self._awake = total, (seen * gain + step.tokens) / total
         self._since_rest += 1
         if self._awake[1] < PAYING:
-            self._begin_rest()
+            self._begin_rest(step.requests)
 
-    def _begin_rest(self) -> None:
+    def _begin_rest(self, requests: int) -> None:
+        shortest = round(SHORTEST * requests**0.5)
         if self._brought > 0:  # arrears included: it was of use, and may soon be again
-            self._next_rest = SHORTEST
-        self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST)
+            self._next_rest = shortest
+        self._rest = max(self._next_rest, shortest)
+        self._next_rest = min(2 * self._rest, LONGEST)
 
     def _begin_probing(self) -> None:
         self._probes, self._accepted, self._promise = PROBES, False, 0.0

@@ -105,6 +105,8 @@ class Server:
         own = {
             "RAY_ADDRESS": "local",
             "RAY_TMPDIR": str(self._folder),
+            "RAY_SERVE_ENABLE_HA_PROXY": str(int(sys.platform == "linux")),  # as `make serve` does
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
         }
@@ -223,8 +225,16 @@ class Server:
             lambda: re.search(r"View the dashboard at .*?(http://[\d.]+:\d+)", self.output)
         )
         assert dashboard is not None
-        headers = {"Authorization": f"Bearer {self._token}"}
-        answer = httpx.get(dashboard[1] + path, headers=headers, timeout=60)
+        url, headers = dashboard[1] + path, {"Authorization": f"Bearer {self._token}"}
+
+        def asked() -> httpx.Response | None:
+            try:
+                return httpx.get(url, headers=headers, timeout=60)
+            except httpx.TransportError:  # it says where it is before it is there
+                return None
+
+        answer = eventually(asked, lambda answer: answer is not None)
+        assert answer is not None
         answer.raise_for_status()
         return answer.json()
 
