@@ -21,9 +21,9 @@ VECTOR = 4 * LANES
 DOT_BF16 = bool(FEATURES.get("avx512bf16"))
 """Whether pairs of bfloat16 are multiplied and added by one instruction."""
 WIDE_ROWS = not (DOT_BF16 and llvm.get_host_cpu_name().startswith("znver"))
-"""Whether the rows that are multiplied with weights in bfloat16 are kept as float32, of values that
-are bfloat16's, and weights widened as they are multiplied: all but AMD's processors that have that
-instruction multiply floats as fast, or twice as fast as Intel's."""
+"""Whether rows that are multiplied with weights in bfloat16 are kept as float32, of values that are
+bfloat16's, and weights are widened as they are multiplied. With that instruction AMD's processors
+do twice what they do in float32, and Intel's half as much."""
 
 I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F32 = ir.FloatType()
