@@ -16,14 +16,16 @@ SGLANG_PIP   := $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-v
 
 # Ray gives its workers a niceness of 15, at which anything else on the machine delays every step. Its
 # HAProxy takes answers from the ingress itself, where Serve's own proxy copies every delta once more;
-# nothing stands before it here that would have to hear of an end half a minute early. It is for Linux.
+# nothing stands before it here that would have to hear of an end half a minute early. It is for Linux,
+# and in Ray's own form outlives a server that is killed.
 SWITCHES := RAY_worker_niceness=0
 ifeq ($(shell uname), Linux)
-SWITCHES += RAY_SERVE_ENABLE_HA_PROXY=1 RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S=0
+SWITCHES += RAY_SERVE_ENABLE_HA_PROXY=1 RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S=0 \
+	RAY_SERVE_HAPROXY_BINARY_PATH=$(abspath $(BIN))/adaptivespec-haproxy
 endif
 
 serve: $(STAMP)
-	@$(BIN)/python -m deployments.check serve_config.yaml
+	@$(SWITCHES) $(BIN)/python -m deployments.check serve_config.yaml
 	$(SWITCHES) exec $(BIN)/serve run serve_config.yaml
 
 test: $(DEV) lint test-sglang

@@ -4,6 +4,7 @@ Serve builds the application in a worker, again and again, and buries what it ra
 """
 
 import argparse
+import os
 import socket
 import sys
 from pathlib import Path
@@ -15,6 +16,14 @@ from adaptivespec.config import load_settings
 from adaptivespec.errors import ConfigError
 from adaptivespec.sglang.launch import check_options
 from adaptivespec.sglang.plugin import check_registration
+
+HAPROXY_PORTS = {
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
+    "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
+    "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
+}
+"""What Ray's HAProxy takes beside the port of http_options: its switch in the environment, and
+Ray's default for it."""
 
 
 def check(file: Path) -> str:
@@ -36,16 +45,23 @@ def check(file: Path) -> str:
         )
     http = config.get("http_options", {})
     host, port = http.get("host", "0.0.0.0"), http.get("port", 8000)
+    _check_port("http_options.port", host, port)
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+        for switch, default in HAPROXY_PORTS.items():
+            _check_port(switch, "0.0.0.0", int(os.environ.get(switch, default)))
+    return f"{', '.join(served)}; soon at http://{host}:{port}/v1"
+
+
+def _check_port(name: str, host: str, port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"http_options.port: {port} on {host} is not to be had ({error.strerror}); "
+                f"{name}: {port} on {host} is not to be had ({error.strerror}); "
                 "another one is allowed"
             ) from error
-    return f"{', '.join(served)}; soon at http://{host}:{port}/v1"
 
 
 def main() -> int:

@@ -5,7 +5,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ import httpx
 import psutil
 import yaml
 from openai import OpenAI
+
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 MODEL = "SmolLM2-135M-Instruct"
@@ -89,15 +90,15 @@ class Server:
         self._folder = Path(tempfile.mkdtemp(prefix="serve-"))  # short: Ray puts sockets below it
         self._log = self._folder / "output"
         self._token = secrets.token_hex(32)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port: int = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        self.port, fallback, statistics, metrics = free_ports(4)
+        self.url = f"http://127.0.0.1:{self.port}"
+        programs = Path(sys.executable).parent
         config = self._folder / "config.yaml"
         config.write_text(
             yaml.safe_dump(
                 {
                     "proxy_location": "HeadOnly",
-                    "http_options": {"host": "127.0.0.1", "port": port},
+                    "http_options": {"host": "127.0.0.1", "port": self.port},
                     "applications": applications,
                 }
             )
@@ -107,13 +108,17 @@ class Server:
             "RAY_TMPDIR": str(self._folder),
             "RAY_SERVE_ENABLE_HA_PROXY": str(int(sys.platform == "linux")),  # as `make serve` does
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(programs / "adaptivespec-haproxy"),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
         }
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "OTEL_"))}
         with self._log.open("wb") as output:
             self._process = psutil.Popen(
-                [Path(sys.executable).parent / "serve", "run", config],
+                [programs / "serve", "run", config],
                 cwd=ROOT,
                 env=inherited | own | dict(env or {}),
                 stdout=output,
@@ -246,6 +251,11 @@ class Server:
             return [self._process, *self._process.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+
+    def kill(self) -> None:
+        """What the kernel does to `serve run` when memory runs out; Ray ends with it."""
+        self._process.kill()
+        self._process.wait()
 
     def interrupt(self) -> list[psutil.Process]:
         """Press Ctrl-C: every process in the foreground gets SIGINT. Returns what is left of them

@@ -1,5 +1,6 @@
 """A mistake in the settings, or in what they name, fails the deployment and says what is wrong."""
 
+import socket
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -59,3 +60,13 @@ def test_failed_deployments_hold_nothing(failing: Server) -> None:
     kinds = {actor["class_name"].split(":")[-1] for actor in failing.actors()}
     assert kinds - {"HAProxyManager"} == {"ServeController", "ProxyActor", "Ingress"}
     assert failing.health("other-size")["http"] == HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def test_a_killed_server_leaves_its_port_to_the_next(failing: Server) -> None:
+    failing.kill()
+    eventually(lambda: not listening(failing.port))
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
