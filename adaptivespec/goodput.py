@@ -111,7 +111,7 @@ class Goodput:
         self._rest, self._next_rest = 0, SHORTEST
         self._probes = 0  # steps that are yet to probe
         self._accepted = False  # whether anything of those was
-        self._promise = 0.0  # tokens above plain ones that each is thought to bring if all draft
+        self._listened: list[float] = []  # worth of the best first child in each
         self._priced: _Priced | None = None
         self._checks = 0  # steps since the last whose predictions were checked
         self._since_rest, self._brought = 0, 0.0  # steps, and tokens above those of plain decoding
@@ -173,11 +173,7 @@ class Goodput:
         worth = np.array([self.calibration(s.rule).best(s.confidence) for s in signals])
         shapes = [NO_DRAFT] * len(signals)
         if self._probes:
-            # Those who do not listen may be as good as the one who does, and cost as much to feed.
-            all_alike = np.full(running, worth.max())
-            brought = max(self._surplus * self._forecast(all_alike, running) - fixed, 0.0)
-            brought -= self._theta(running) * self.costs.feeding(running)
-            self._promise += brought / PROBES
+            self._listened.append(float(worth.max()))
             shapes[int(worth.argmax())] = PROBE
             return shapes
         brought = self._forecast(worth, running)
@@ -289,12 +285,12 @@ class Goodput:
                 self._begin_probing()
             return
         if self._probes:
-            if step.growth is not None:
+            if step.growth is not None and self._listened:
                 self._probes -= 1
                 self._accepted |= step.tokens > step.requests
                 if not self._probes:
                     arrears = self._theta(step.requests) * self.costs.feeding(step.behind)
-                    if self._accepted and self._promise * STAY > arrears:
+                    if self._accepted and self._promise(step.requests) * STAY > arrears:
                         self._wake(step.requests)
                     else:
                         self._begin_rest(step.requests)
@@ -321,10 +317,22 @@ class Goodput:
         self._next_rest = min(2 * self._rest, LONGEST)
 
     def _begin_probing(self) -> None:
-        self._probes, self._accepted, self._promise = PROBES, False, 0.0
+        self._probes, self._accepted, self._listened = PROBES, False, []
         self._brought = 0.0
         for calibration in self._calibrations.values():
             calibration.doubt_less()
+
+    def _promise(self, requests: int) -> float:
+        """Tokens above plain ones that a step is thought to bring if all draft, and have been fed.
+        What one request was worth in the probes is what all are worth at a time: if all were alike
+        in every step, drafting would only have to be done in the good ones, and seem to pay."""
+        theta = self._theta(requests)
+        brought = 0.0
+        for first in range(len(self._listened)):
+            worth = np.resize(np.roll(self._listened, first), requests)
+            above = self._surplus * self._forecast(worth, requests) - theta * self.costs.drafting
+            brought += max(above, 0.0)
+        return brought / len(self._listened) - theta * self.costs.feeding(requests)
 
     def _wake(self, requests: int) -> None:
         seen, gain = TRIAL

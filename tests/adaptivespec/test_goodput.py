@@ -198,6 +198,28 @@ def test_a_drafter_that_becomes_useful_is_used_again() -> None:
     assert sum(drafted > 1 for drafted in late) > 50
 
 
+@pytest.mark.parametrize(
+    ("confidences", "followed"),
+    [([0.95] * 3, None), ([0.95, 0.95, 0.1], 0), ([0.1] * 3, 0)],
+    ids=["always", "at times", "never"],
+)
+def test_what_one_request_is_worth_at_times_many_are_not_worth_at_once(
+    confidences: list[float], followed: int | None
+) -> None:
+    """Eight requests of which some are always confident pay less than eight that all are at times,
+    for a draft takes as long for some."""
+    machine, requests, policy = Machine(base=10.0, node=1.4), 8, goodput()
+    World(machine, disagreeing, requests).run(policy, 80)
+    while policy.followed != 1:
+        policy.stepped(machine.step(requests, requests, requests, 0, None))
+    signals = policy.signals(Rule(1.0, 1.0))
+    for signals.confidence in confidences:
+        policy.shapes([signals], requests)
+        probe = machine.step(requests, requests + 1, requests + 1, 0, Growth(passes=1))
+        policy.stepped(probe._replace(behind=100))
+    assert policy.followed == followed
+
+
 def test_requests_that_never_draft_say_nothing_of_the_drafter() -> None:
     policy, others = goodput(), Goodput(GoodputPolicy(LARGEST))
     for each in (policy, others):
