@@ -68,7 +68,8 @@ SHORTEST, LONGEST = 16, 512
 slowly, by the root of their number."""
 
 PAYING = 1.02
-"""Gain over plain decoding below which the drafter rests: costs are not known better than that."""
+"""Gain over plain decoding below which the drafter rests, and which it has to promise more than to
+be woken: costs are not known better than that."""
 
 CATCHING_UP = 8
 """Steps behind a rest in which its arrears are fed, which are paid once. Later ones that feed more
@@ -323,7 +324,7 @@ class Goodput:
             calibration.doubt_less()
 
     def _promise(self, requests: int) -> float:
-        """Tokens above plain ones that a step is thought to bring if all draft, and have been fed.
+        """Tokens that a step is thought to bring above what pays if all draft, and have been fed.
         What one request was worth in the probes is what all are worth at a time: if all were alike
         in every step, drafting would only have to be done in the good ones, and seem to pay."""
         theta = self._theta(requests)
@@ -332,7 +333,8 @@ class Goodput:
             worth = np.resize(np.roll(self._listened, first), requests)
             above = self._surplus * self._forecast(worth, requests) - theta * self.costs.drafting
             brought += max(above, 0.0)
-        return brought / len(self._listened) - theta * self.costs.feeding(requests)
+        brought /= len(self._listened)
+        return brought - theta * self.costs.feeding(requests) - (PAYING - 1) * requests
 
     def _wake(self, requests: int) -> None:
         seen, gain = TRIAL
