@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptivespec.monotone import monotone
 from adaptivespec.pricing import Growth
 
 Floats = NDArray[np.float64]
@@ -225,9 +224,9 @@ class Staircase:
     def solve(self) -> None:
         """Learn from what was observed. Beyond all that was seen, the slope differs as it did up to
         there."""
-        self._scale, self._by_request = math.exp(self._mean[0]), float(self._mean[1])
-        variance = self._variance[0, 0] + 2 * self._variance[0, 2:] + np.diag(self._variance)[2:]
-        self._curve = monotone(self._expected * np.exp(self._mean[2:]), 1 / variance)
+        mean = self._rising()
+        self._scale, self._by_request = math.exp(mean[0]), float(mean[1])
+        self._curve = np.maximum.accumulate(self._expected * np.exp(mean[2:]))
         first, last = self._first, self._last
         doubt = STEADY * self._expected[0]
         rise = max(self._curve[last] - self._curve[first], 0.0) + doubt
@@ -235,6 +234,22 @@ class Staircase:
         beyond = self._expected[last:] - self._expected[last]
         self._curve[last:] = self._curve[last] + steepness * beyond
         self._seconds = _all_rows(self._curve)
+
+    def _rising(self) -> Floats:
+        """The mean, if no pass takes longer than one of more rows: where the curve falls, that it
+        does not is one more observation, of the steepest fall first. What is known well, as passes
+        of the present size are, then gives way least."""
+        mean, variance = self._mean.copy(), self._variance.copy()
+        for _ in range(2 * len(ROWS)):
+            falls = -np.diff(np.log(self._expected) + mean[2:])
+            at = int(falls.argmax())
+            between = variance[2 + at] - variance[3 + at]
+            doubt = between[2 + at] - between[3 + at]
+            if falls[at] <= 0 or doubt <= 0:
+                break
+            mean -= between * (falls[at] / doubt)
+            variance -= between[:, None] * (between / doubt)
+        return mean
 
 
 def _all_rows(curve: Floats) -> list[float]:

@@ -100,6 +100,24 @@ def test_long_runs_of_one_size_are_not_taken_for_a_slow_machine(phase: int) -> N
             assert costs.plain(1) == pytest.approx(10 * speed, rel=0.15)
 
 
+def test_where_a_measured_curve_falls_what_is_seen_holds() -> None:
+    """A few sizes were measured while something else ran, and are not seen again."""
+    costs = CostModel()
+    measured = [10.0, 10.5, 14.0, 14.0, 14.0, 14.0, 11.0, 11.5, 12.0, 14.0]
+    costs.profiled(VerifyCosts([1, 2, 3, 4, 5, 6, 8, 10, 12, 16], measured), None)
+    random = np.random.default_rng(0)
+    plain = StepWork(8, 8, 8, 0, 0.0, None, 0.0, 22.0, 22.0)
+    drafted = plain._replace(nodes=12, growth=Growth(1, 1), draft_s=1.0, verify_s=24.0)
+    for _ in range(200):
+        for work in (plain, plain, plain, drafted):
+            verify_s = work.verify_s * float(np.exp(0.1 * random.standard_normal()))
+            total_s = verify_s + work.draft_s
+            costs.observe(work._replace(verify_s=verify_s, total_s=total_s))
+    more = costs.nodes(8, [4])[0] / costs.plain(8)
+    assert costs.plain(8) == pytest.approx(22.0, rel=0.05)
+    assert more == pytest.approx(2.0 / 22.0, rel=0.5)
+
+
 def test_requests_cost_something_beside_their_rows() -> None:
     costs = CostModel()
     one = StepWork(1, 8, 3, 0, 0.0, None, 0.0, 10.0, 10.0)
