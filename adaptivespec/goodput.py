@@ -61,7 +61,12 @@ PROBES = 3
 promise to pay, it goes on resting."""
 
 STAY = 64
-"""Steps in which what the requests have missed has to pay for being fed: then others are there."""
+"""Steps in which what the requests have missed has to pay for being fed: then others are there. If
+wakings have been ending in a rest sooner, in as many as they lasted."""
+
+RECOVERY = 1 / 8
+"""Of what these are short of `STAY`, what a rest without a waking gives back: what did not last may
+at another time."""
 
 SHORTEST, LONGEST = 16, 512
 """Steps of a rest. The shortest is with one request; what several are like together changes more
@@ -116,6 +121,7 @@ class Goodput:
         self._priced: _Priced | None = None
         self._checks = 0  # steps since the last whose predictions were checked
         self._since_rest, self._brought = 0, 0.0  # steps, and tokens above those of plain decoding
+        self._stay = float(STAY)  # steps that a waking is thought to last, or what matters of them
         self._came = self._forecasts = SURPLUS
         self._forecasted: float | None = None  # tokens of this step's trees above their price
 
@@ -291,9 +297,10 @@ class Goodput:
                 self._accepted |= step.tokens > step.requests
                 if not self._probes:
                     arrears = self._theta(step.requests) * self.costs.feeding(step.behind)
-                    if self._accepted and self._promise(step.requests) * STAY > arrears:
+                    if self._accepted and self._promise(step.requests) * self._stay > arrears:
                         self._wake(step.requests)
                     else:
+                        self._stay += RECOVERY * (STAY - self._stay)
                         self._begin_rest(step.requests)
             return
         rate = step.requests / self.costs.plain(step.requests)
@@ -308,6 +315,7 @@ class Goodput:
         self._awake = total, (seen * gain + step.tokens) / total
         self._since_rest += 1
         if self._awake[1] < PAYING:
+            self._stay = (self._stay + min(self._since_rest, STAY)) / 2
             self._begin_rest(step.requests)
 
     def _begin_rest(self, requests: int) -> None:

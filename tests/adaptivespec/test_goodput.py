@@ -220,6 +220,28 @@ def test_what_one_request_is_worth_at_times_many_are_not_worth_at_once(
     assert policy.followed == followed
 
 
+def test_what_promises_and_does_not_last_is_fed_less_and_less() -> None:
+    """What eight requests have missed is as much work as two steps. A promise is worth that while
+    wakings last, and no longer when they have been ending after a few steps."""
+    machine, requests, policy = Machine(base=10.0, node=1.4), 8, goodput()
+    World(machine, disagreeing, requests).run(policy, 80)
+    promising = policy.signals(Rule(1.0, 1.0))
+    promising.confidence = 0.95
+    plain = machine.step(requests, requests, requests, 0, None)
+    probe = machine.step(requests, requests + 1, requests + 1, 0, Growth(passes=1))
+    vain = machine.step(requests, 3 * requests, requests, requests, Growth(passes=2, expanded=16))
+    woken = []
+    for _ in range(8):
+        while policy.followed != 1:
+            policy.stepped(plain if policy.followed == 0 else vain)
+        while policy.followed == 1:
+            policy.shapes([promising], requests)
+            policy.stepped(probe._replace(behind=800))
+        woken.append(policy.followed is None)
+    assert woken[0]
+    assert sum(woken) < len(woken) / 2
+
+
 def test_requests_that_never_draft_say_nothing_of_the_drafter() -> None:
     policy, others = goodput(), Goodput(GoodputPolicy(LARGEST))
     for each in (policy, others):
